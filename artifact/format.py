@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from gangway.artifact.instances import Instances
+from gangway.artifact.instances import SizeInstances
 
 FORMAT_VERSION = 12
 Precision = Literal["fp32", "bf16"]
@@ -64,7 +64,7 @@ class Engine(StrEnum):
     PYTHON = "python"  # model.py, in processes of its own; the artifact describes its tensors
 
 
-class Space(IntEnum):
+class MemorySpace(IntEnum):
     """Which memory a kernel's argument lies in."""
 
     WEIGHTS = 0  # weights.bin; the same for every row
@@ -76,7 +76,7 @@ class Space(IntEnum):
 class BufferRef(msgspec.Struct, frozen=True):
     """Where a kernel's argument begins: byte `offset_bytes` of a space; `index` is 0 for weights and arena."""
 
-    space: Space
+    space: MemorySpace
     offset_bytes: int
     index: int = 0
 
@@ -208,7 +208,7 @@ class Manifest:
     keep_fp32: tuple[str, ...] = ()  # names of layers that were to stay float32, sorted
     difference: str = ""  # how answers differ from onnxruntime's, for people; empty if they agree or it is not known
     integers: str = ""  # what multiplies 8-bit numbers, for people; empty if the model has none
-    instances: Instances | None = None  # other sizes for which the layers are the same
+    instances: SizeInstances | None = None  # other sizes for which the layers are the same
     precision_note: str = ""  # how answers agree with those in fp32, or why it is in fp32: of a job, not of the file
     format_version: int = FORMAT_VERSION
 
@@ -267,11 +267,11 @@ def plan_staging(manifest: Manifest) -> Staging:
     """Give each tensor that a batch kernel uses a place, aligned to 64 bytes; none if the model takes no batches."""
     used = _used_by_batch_kernels(manifest) if manifest.batched else set()
     end = manifest.arena_bytes
-    places: dict[Space, dict[int, int]] = {Space.INPUT: {}, Space.OUTPUT: {}}
+    places: dict[MemorySpace, dict[int, int]] = {MemorySpace.INPUT: {}, MemorySpace.OUTPUT: {}}
     for space, index in sorted(used):
         places[space][index] = end
         end += -(-_tensor(manifest, space, index).row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return Staging(places[Space.INPUT], places[Space.OUTPUT], end - manifest.arena_bytes)
+    return Staging(places[MemorySpace.INPUT], places[MemorySpace.OUTPUT], end - manifest.arena_bytes)
 
 
 def staging_bytes(manifest: Manifest) -> int:
@@ -279,15 +279,15 @@ def staging_bytes(manifest: Manifest) -> int:
     return plan_staging(manifest).size_bytes
 
 
-def _used_by_batch_kernels(manifest: Manifest) -> set[tuple[Space, int]]:
+def _used_by_batch_kernels(manifest: Manifest) -> set[tuple[MemorySpace, int]]:
     return {
         (argument.space, argument.index)
         for layer in manifest.layers
         if any(version.batch for version in layer.versions)
         for argument in layer.arguments
-        if argument.space in (Space.INPUT, Space.OUTPUT)
+        if argument.space in (MemorySpace.INPUT, MemorySpace.OUTPUT)
     }
 
 
-def _tensor(manifest: Manifest, space: Space, index: int) -> TensorSpec:
-    return (manifest.inputs if space is Space.INPUT else manifest.outputs)[index]
+def _tensor(manifest: Manifest, space: MemorySpace, index: int) -> TensorSpec:
+    return (manifest.inputs if space is MemorySpace.INPUT else manifest.outputs)[index]

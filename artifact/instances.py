@@ -1,7 +1,7 @@
 """One program for several sizes of symbolic dimensions: what differs from size to size, as numbers.
 
 The layers of all sizes are the same. An *instance* is one set of sizes: where arguments lie, which kernels compute how
-many tasks, and how large rows of tensors are. The numbers of an instance go into the places of `Instances.places`.
+many tasks, and how large rows of tensors are. The numbers of an instance go into the places of `SizeInstances.places`.
 """
 
 import math
@@ -16,7 +16,7 @@ MOST = 4096  # of one program
 
 
 @dataclass(frozen=True)
-class Span:
+class SizeSpan:
     """Sizes of a symbol for which one artifact is made: `first` to `last`.
 
     `along`: other symbols that grow with it, and by how much each is larger, as a mask is than the past that it covers.
@@ -40,7 +40,7 @@ class Span:
 
 
 class Varying(IntEnum):
-    """What a number of an instance is. Kernels are places in `Instances.kernels`."""
+    """What a number of an instance is. Kernels are places in `SizeInstances.kernels`."""
 
     ARGUMENTS = 0  # how many a layer has
     OFFSET = 1  # of a layer's argument, in bytes
@@ -54,7 +54,7 @@ class Varying(IntEnum):
     OUTPUT_BYTES = 9
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class NumberPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where a number goes: `layer` of a manifest (0 for tensors), `index` of an argument, input or output."""
 
     kind: Varying
@@ -62,7 +62,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     index: int = 0
 
 
-class Instance(msgspec.Struct, frozen=True):
+class SizeInstance(msgspec.Struct, frozen=True):
     """The sizes of the symbols, the shapes of inputs and outputs as in `TensorSpec`, and the numbers."""
 
     sizes: tuple[int, ...]
@@ -71,13 +71,13 @@ class Instance(msgspec.Struct, frozen=True):
     numbers: tuple[int, ...]
 
 
-class Instances(msgspec.Struct, frozen=True):
+class SizeInstances(msgspec.Struct, frozen=True):
     """The instances of a program. The first one is what the manifest itself says, and no tensor is larger in others."""
 
     symbols: tuple[str, ...]
     kernels: tuple[str, ...]
-    places: tuple[Place, ...]
-    each: tuple[Instance, ...]
+    places: tuple[NumberPlace, ...]
+    each: tuple[SizeInstance, ...]
 
 
 def row_bytes(shape: Sequence[int], batched: bool, item_bytes: int) -> int:

@@ -31,7 +31,7 @@ class ProfileError(Exception):
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProfiledMachine:
     """Where a profile was measured. Peak and bandwidth are those of one core while the others are idle."""
 
     machine_id: str
@@ -79,7 +79,7 @@ class Profile:
 
     key: str  # the artifact's
     model_name: str
-    machine: Machine
+    machine: ProfiledMachine
     cores: tuple[int, ...]  # numbers of cores, ascending from 1
     batches: tuple[int, ...]  # numbers of rows, ascending from 1
     layers: tuple[LayerProfile, ...]

@@ -28,11 +28,11 @@ from gangway.artifact.format import (
     Engine,
     Layer,
     Manifest,
-    Space,
+    MemorySpace,
     TensorSpec,
     Version,
 )
-from gangway.artifact.instances import MOST, Instances, Varying, row_bytes
+from gangway.artifact.instances import MOST, SizeInstances, Varying, row_bytes
 from gangway.base.files import file_checksum
 from gangway.base.json_codec import decode
 
@@ -141,7 +141,7 @@ def _check(manifest: Manifest) -> None:
 _SIDES = (Varying.INPUT_BYTES, Varying.OUTPUT_BYTES)
 
 
-def _check_instances(manifest: Manifest, instances: Instances) -> None:
+def _check_instances(manifest: Manifest, instances: SizeInstances) -> None:
     """Check what the loop over layers does not (`native/py_program.c`): shapes, and how many numbers there are."""
     _require(1 <= len(instances.each) <= MOST, f"{len(instances.each)} instances")
     _require(manifest.engine is Engine.NATIVE and not manifest.tail, "a model with instances has sizes of its own")
@@ -224,7 +224,10 @@ def _check_layer(manifest: Manifest, layer: Layer) -> None:
 def _check_outputs(manifest: Manifest) -> None:
     """An output that no layer has as an argument would show a client what lay there before."""
     found = {
-        argument.index for layer in manifest.layers for argument in layer.arguments if argument.space == Space.OUTPUT
+        argument.index
+        for layer in manifest.layers
+        for argument in layer.arguments
+        if argument.space == MemorySpace.OUTPUT
     }
     for index, tensor in enumerate(manifest.outputs):
         _require(index in found or not tensor.row_bytes, f"no layer writes output '{tensor.name}'")
@@ -249,13 +252,13 @@ def _space_bytes(manifest: Manifest, argument: BufferRef) -> int:
         return side[argument.index].row_bytes if 0 <= argument.index < len(side) else 0
 
     match argument.space:
-        case Space.INPUT:
+        case MemorySpace.INPUT:
             return row_bytes(manifest.inputs)
-        case Space.OUTPUT:
+        case MemorySpace.OUTPUT:
             return row_bytes(manifest.outputs)
-        case Space.ARENA:
+        case MemorySpace.ARENA:
             return manifest.arena_bytes
-        case Space.WEIGHTS:
+        case MemorySpace.WEIGHTS:
             return manifest.files[WEIGHTS_FILE].size_bytes
 
 

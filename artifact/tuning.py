@@ -27,7 +27,7 @@ class TuningError(Exception):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class KnobCandidate:
     """A point of a template's knobs; by `knobs`, "bands=2 groups=1", the compiler finds it among those of a kernel."""
 
     knobs: str
@@ -38,10 +38,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CandidateTime:
     """A candidate and its time: alone, one row, all cores; mean over the layers that use the kernel."""
 
-    candidate: Candidate
+    candidate: KnobCandidate
     latency_us: float
 
 
@@ -68,9 +68,9 @@ class TunedKernel:
     operator: str
     uses: int  # layers that it computes
     qos_us: float  # of one layer
-    samples: tuple[Sample, ...]  # the static choice first; empty if there is but that one
+    samples: tuple[CandidateTime, ...]  # the static choice first; empty if there is but that one
     finalists: tuple[Finalist, ...]
-    versions: tuple[Candidate, ...]
+    versions: tuple[KnobCandidate, ...]
 
 
 @dataclass(frozen=True)

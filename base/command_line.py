@@ -19,7 +19,7 @@ from gangway.base.commands import COMMANDS
 from gangway.base.settings import (
     CONFIG_FLAG,
     ON,
-    Setting,
+    FlagSetting,
     SettingError,
     file_settings,
     setting_name,
@@ -67,7 +67,7 @@ class CommandParser(argparse.ArgumentParser):
         )
         self._common = common
         self._usage_hint = usage_hint or f"{prog} --help lists all arguments"
-        self._settings: list[Setting] = []
+        self._settings: list[FlagSetting] = []
         self._own_group = self.add_argument_group(TITLE)
         add = self._own_group.add_argument
         add(CONFIG_FLAG, metavar="FILE", help="take settings from this TOML file, where flags' names are keys")
@@ -149,7 +149,7 @@ class CommandParser(argparse.ArgumentParser):
 
     # -- settings
 
-    def _read_settings(self, on_command_line: Sequence[Setting]) -> list[Setting]:
+    def _read_settings(self, on_command_line: Sequence[FlagSetting]) -> list[FlagSetting]:
         """Return what a file, variables and the command line say, less what something stronger says.
 
         Raises SettingError.
@@ -163,7 +163,7 @@ class CommandParser(argparse.ArgumentParser):
         in_file = file_settings(paths[-1], self.prog.rpartition(" ")[2], flags, COMMANDS)
         return [*self._weaker(in_file, settings), *settings]
 
-    def _weaker(self, settings: list[Setting], stronger: Sequence[Setting]) -> list[Setting]:
+    def _weaker(self, settings: list[FlagSetting], stronger: Sequence[FlagSetting]) -> list[FlagSetting]:
         """Return the settings without those of which, or of what excludes them, something stronger speaks."""
         dests = {one.action.dest for one in stronger}
         for exclusive in self._mutually_exclusive_groups:
@@ -172,7 +172,7 @@ class CommandParser(argparse.ArgumentParser):
                 dests |= together
         return [one for one in settings if one.action.dest not in dests]
 
-    def _read_flags(self, given: Sequence[str]) -> tuple[list[Setting], list[str]]:
+    def _read_flags(self, given: Sequence[str]) -> tuple[list[FlagSetting], list[str]]:
         """Return what the command line says of flags, and what looks like a flag and is none, nor one's argument.
 
         Nothing if it makes no sense, which a second look tells.
@@ -190,7 +190,7 @@ class CommandParser(argparse.ArgumentParser):
             found, rest = reader.parse_known_args(given)
         except argparse.ArgumentError:
             return [], []
-        settings = [Setting(flags[name], tuple(values), COMMAND_LINE) for name, values in vars(found).items()]
+        settings = [FlagSetting(flags[name], tuple(values), COMMAND_LINE) for name, values in vars(found).items()]
         known = tuple(self._option_string_actions)
         unknown = [text for text in rest if text.startswith("--") and not _begins(text.partition("=")[0], known)]
         return settings, unknown
@@ -274,7 +274,7 @@ def _flag(action: argparse.Action) -> str:
     return next(name for name in action.option_strings if name.startswith("--"))
 
 
-def _as_arguments(setting: Setting) -> list[str]:
+def _as_arguments(setting: FlagSetting) -> list[str]:
     flag = _flag(setting.action)
     if setting.action.nargs == 0:
         return [flag] * (setting.values == ON)

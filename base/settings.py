@@ -27,7 +27,7 @@ class SettingError(ValueError):
     """A file or a variable that cannot be used; the message says where and why."""
 
 
-class Setting(msgspec.Struct, frozen=True):
+class FlagSetting(msgspec.Struct, frozen=True):
     """What is said of a flag, and where: in a file, in a variable or on the command line.
 
     `values` of a flag that has no argument are ON or OFF.
@@ -45,7 +45,7 @@ def setting_name(flag: str) -> str:
 
 def file_settings(
     path: str, command: str, flags: Mapping[str, argparse.Action], commands: Collection[str]
-) -> list[Setting]:
+) -> list[FlagSetting]:
     """Return what a file says for a command: the keys at its top, then those of the command's section.
 
     `flags` are the command's, by name; `commands` may have sections. Raises SettingError.
@@ -66,7 +66,7 @@ def file_settings(
     return list(found.values())
 
 
-def _file_setting(name: str, value: Any, flags: Mapping[str, argparse.Action], place: str) -> Setting:
+def _file_setting(name: str, value: Any, flags: Mapping[str, argparse.Action], place: str) -> FlagSetting:
     known = flags.keys() - {setting_name(CONFIG_FLAG), *_NO_SETTINGS}
     if name not in known:
         raise SettingError(f"{place}: unknown setting {name!r}{did_you_mean(name, known)}")
@@ -75,25 +75,25 @@ def _file_setting(name: str, value: Any, flags: Mapping[str, argparse.Action], p
     if isinstance(value, list) and not takes_several(action):
         raise SettingError(f"{source}: one value is expected, not a list")
     texts = tuple(_text(item, source) for item in (value if isinstance(value, list) else [value]))
-    return Setting(action, _switch(texts[0], source) if action.nargs == 0 else texts, source)
+    return FlagSetting(action, _switch(texts[0], source) if action.nargs == 0 else texts, source)
 
 
 def variable_settings(
     flags: Mapping[str, argparse.Action], environment: Mapping[str, str], others: Callable[[], Collection[str]]
-) -> list[Setting]:
+) -> list[FlagSetting]:
     """Return what variables say: GANGWAY_HTTP_PORT is --http-port. Raises SettingError.
 
     A variable that is near to a flag and is none is an error, unless it is one of `others`, the flags of all commands.
     """
     names = {variable_of(name): name for name in flags if name not in _NO_SETTINGS}
     by_end = [variable.removeprefix(PREFIX) for variable in names]
-    found: list[Setting] = []
+    found: list[FlagSetting] = []
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or _OF_KUBERNETES.fullmatch(variable) or _ADDRESS_OF_KUBERNETES.match(text):
             continue
         if (name := names.get(variable)) is not None:
             values = _switch(text, variable) if flags[name].nargs == 0 else (text,)
-            found.append(Setting(flags[name], values, variable))
+            found.append(FlagSetting(flags[name], values, variable))
             continue
         near = nearest(variable.removeprefix(PREFIX), by_end)
         if near and variable not in map(variable_of, others()):

@@ -31,7 +31,7 @@ from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batching import Batching
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import simulate
-from gangway.simulator.rates import TARGET, Goal, one_core_rate, search_rate
+from gangway.simulator.rates import TARGET, RateGoal, one_core_rate, search_rate
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Requests, Scenario, make_scenario
 from gangway.workload.arrivals import poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, parse_mix, read_mix
@@ -148,7 +148,7 @@ class Shedding(Policy):
 def _prepared(point: Point, queries: int) -> tuple[Scenario, float]:
     """Return the scenario and the rate. One with best effort goes by that without."""
     scenario = point.scenario()
-    rate = search_rate("gangway", scenario, Goal(SHARE), queries, 1).rate_per_s
+    rate = search_rate("gangway", scenario, RateGoal(SHARE), queries, 1).rate_per_s
     return scenario, point.times * (rate or one_core_rate(scenario) / 2)
 
 

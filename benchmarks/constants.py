@@ -16,7 +16,7 @@ from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.simulator.loop import simulate
-from gangway.simulator.rates import QUERIES, Goal, one_core_rate, search_rate, window
+from gangway.simulator.rates import QUERIES, RateGoal, one_core_rate, search_rate, window
 from testing.report import Report, option_parser, start_report
 
 SHARE = 0.95
@@ -50,7 +50,7 @@ def changed(number: str, value: float) -> PolicyConfig:
 def rate_of(point: Point, queries: int) -> float:
     """Return the rate at a point."""
     scenario = point.scenario()
-    found = search_rate("gangway", scenario, Goal(SHARE), queries, FIRST_SEED - 1).rate_per_s
+    found = search_rate("gangway", scenario, RateGoal(SHARE), queries, FIRST_SEED - 1).rate_per_s
     return point.times * (found or one_core_rate(scenario) / 2)
 
 

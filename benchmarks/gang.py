@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.format import BufferRef, Layer, Manifest, MemorySpace, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.launch import available_cores
-from gangway.executor.leases import Control, LeaseSpec, Member
-from gangway.executor.messages import Left
+from gangway.executor.leases import LeaseControl, LeaseSpec, Member
+from gangway.executor.messages import LeaseLeft
 from gangway.executor.slots import SlotRequest
 from gangway.measure.model_runner import LocalExecutor
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
@@ -76,7 +76,7 @@ class Bench:
         self.executor.start(0, spec, workers)
         return Running(slot, len(manifest.layers), workers)
 
-    def finish(self, running: Running, workers: Sequence[int]) -> list[Left]:
+    def finish(self, running: Running, workers: Sequence[int]) -> list[LeaseLeft]:
         """Abort what is left of a query, wait for these workers, free the slot."""
         self.lease.abort()
         left = self.executor.left(workers, WAIT_S)
@@ -109,7 +109,7 @@ def make_artifact(cache_dir: Path, kernel: str, layers: int, tasks: int) -> str:
         name="layer",
         operator=kernel,
         shape="",
-        arguments=(BufferRef(Space.INPUT, 0),),
+        arguments=(BufferRef(MemorySpace.INPUT, 0),),
         versions=(Version(kernel, tasks, ""),),
         flops=0,
         bytes=0,
@@ -200,7 +200,7 @@ def _stop(bench: Bench, key: str) -> float:
     """Last rank out of a stopped gang of 2, after the boundary at which it stopped."""
     running = bench.start(key, [0, 1])
     time.sleep(0.002)
-    bench.lease.set_control(Control.STOP)
+    bench.lease.set_control(LeaseControl.STOP)
     left = bench.executor.left([0, 1], WAIT_S)
     boundary_ns = bench.lease.layer_end_ns(0, bench.lease.progress().next_layer)[-1]
     bench.finish(running, [])

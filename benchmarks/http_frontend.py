@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gangway.clients.command import server_times
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from testing.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
 from testing.fetch.perf_analyzer import BINARY
 from testing.live_server import LiveServer, live_server
@@ -156,7 +156,7 @@ def run(report: Report, repository: Path, rounds: int, seconds: float) -> None:
     examples = {model: example_of(model, onnx_file(repository, model)) for model, *_ in LOADS}
     found: dict[tuple[str, int, bool], list[tuple[Counted, dict[str, int]]]] = {case: [] for case in LOADS}
     compute_ms: dict[tuple[str, int, bool], list[float]] = {case: [] for case in LOADS}
-    with live_server(repository) as server, Connection(server.url, TIMEOUT_S) as connection:
+    with live_server(repository) as server, ServerConnection(server.url, TIMEOUT_S) as connection:
         for number in range(rounds + 1):
             for case in LOADS:
                 model, clients, as_json = case

@@ -24,7 +24,7 @@ from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
-from gangway.server.requests.data_plane import DataPlane, Layout, Submission
+from gangway.server.requests.data_plane import DataPlane, RequestLayout, Submission
 from testing.report import Row, option_parser, start_report
 
 LAYERS = 40
@@ -104,7 +104,7 @@ class Bench(Policy):
 
     def submit(self, task_us: float, priority: int = 0) -> Submission:
         """Submit a query of two tasks per layer."""
-        request = self.plane.open(Layout(MODEL, (8,), (8,)), 1)
+        request = self.plane.open(RequestLayout(MODEL, (8,), (8,)), 1)
         struct.pack_into("<2i", request.inputs[0], 0, round(task_us * 1e3), round(task_us * 1e3))
         request.submit(priority=priority)
         return request
@@ -119,7 +119,7 @@ class Bench(Policy):
 
     def stop(self) -> None:
         """End scheduler and workers."""
-        self._tell(slow.Stop())
+        self._tell(slow.StopScheduler())
         self._thread.join()
         for worker in self._workers:
             worker.wait()

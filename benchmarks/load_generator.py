@@ -17,7 +17,7 @@ from functools import partial
 import grpc
 import numpy as np
 
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, ServerConnection
 from gangway.clients.open_loop import GRPCIO, RAW, drive
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.workload.arrivals import Arrivals
@@ -150,7 +150,7 @@ WAYS: dict[str, Way] = {
 
 def measure(report: Report, url: str, seconds: float, repeats: int) -> None:
     """Let the ways take turns on each model; report medians over the repeats."""
-    with Connection(url, TIMEOUT_S) as connection:
+    with ServerConnection(url, TIMEOUT_S) as connection:
         requests = prepare_requests(connection, list(RATES_PER_S), "random", 0)
     rows: list[Row] = []
     with mp.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # each run in a fresh process

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from benchmarks.models.__main__ import NETWORKS
 from benchmarks.models.peers import openvino_peer
 from gangway.artifact.reader import read_manifest
-from gangway.compiler.candidate import Candidate, Memory
+from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from testing.reference import Example, example_of
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
@@ -26,8 +26,8 @@ MEAN_RATIO_AT_MOST, RATIO_AT_MOST, FP32_RATIO_AT_MOST = 0.95, 1.1, 1.02
 def ours(path: Path, folder: Path, example: Example) -> Callable[[], object]:
     """Return a call of all layers of an artifact, in this thread."""
     graph = read_graph(path, {})
-    candidate = Candidate.of(graph, read_manifest(folder), folder)
-    calls = candidate.calls(Memory.of(candidate, example.inputs))
+    candidate = CompiledCandidate.of(graph, read_manifest(folder), folder)
+    calls = candidate.calls(CandidateMemory.of(candidate, example.inputs))
     return lambda: [call() for call in calls]
 
 

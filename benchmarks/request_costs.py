@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.replay.live import Meter
 from gangway.artifact.reader import read_manifest
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.measure import server_counters
 from gangway.clients.perf.prepare import prepare_requests
@@ -39,7 +39,7 @@ def main() -> int:
     ensure_profiles(options.repository, options.models)
     rows: list[Row] = []
     points = []
-    with live_server(options.repository) as server, Connection(server.url, 10) as connection:
+    with live_server(options.repository) as server, ServerConnection(server.url, 10) as connection:
         requests = prepare_requests(connection, options.models, "random", 0)
         for name in options.models:
             artifact = compile_model(options.repository, name)

@@ -13,12 +13,12 @@ from statistics import median
 
 import numpy as np
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.prepare import configured_targets, measure_isolated, prepare_requests
 from gangway.workload.arrivals import Arrivals, poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s
-from gangway.workload.outcomes import Row as Outcome
+from gangway.workload.outcomes import OutcomeRow as Outcome
 from gangway.workload.outcomes import summarise
 from testing.live_server import live_server
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
@@ -64,7 +64,7 @@ def _row(what: str, number: int, outcome: Outcome) -> Row:
 
 def measure(report: Report, url: str, names: Sequence[str], options: argparse.Namespace) -> None:
     """Ask for the long models alone and with the small one, the last of `names`, by turns; note goals."""
-    with Connection(url, TIMEOUT_S) as connection:
+    with ServerConnection(url, TIMEOUT_S) as connection:
         requests = prepare_requests(connection, names, "random", 0)
         targets = configured_targets(connection, requests)
     isolated_us = measure_isolated(url, requests, TIMEOUT_S)

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from gangway.clients.command import server_times
-from gangway.clients.connection import SERVICE, Connection
+from gangway.clients.connection import SERVICE, ServerConnection
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer, live_server
 from testing.load import raw_channel, raw_infer
@@ -133,7 +133,7 @@ def stream_of(channel: grpc.Channel, message: bytes) -> Iterator[Send]:
     call.cancel()
 
 
-def measure_slice(server: LiveServer, connection: Connection, model: str, send: Send, count: int) -> Slice:
+def measure_slice(server: LiveServer, connection: ServerConnection, model: str, send: Send, count: int) -> Slice:
     """Be the only client for so many requests."""
     before_times, before_cpu = server_times(connection.model_statistics(model)), _cpu_ns(server)
     begin_ns = time.monotonic_ns()
@@ -171,7 +171,7 @@ def measure(server: LiveServer, file: Path, case: Case, rounds: int) -> list[Row
     size_bytes = len(raw) + output_bytes + 4096
     in_place, copied = (in_region(example.request, at, output_bytes) for at in (ALIGNED, size_bytes + UNALIGNED))
     with (
-        Connection(server.url, TIMEOUT_S) as connection,
+        ServerConnection(server.url, TIMEOUT_S) as connection,
         raw_channel(server.url) as channel,
         region_with(channel, raw, size_bytes),
         stream_of(channel, example.request) as streamed,

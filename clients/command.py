@@ -12,7 +12,7 @@ from pathlib import Path
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.clients.addresses import grpc_url
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
@@ -71,7 +71,7 @@ class ServerTimes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class InferenceResult:
     """Output tensors of the last inference, milliseconds of every round trip, the server's times.
 
     `classified`: names of outputs that are classes as text, "VALUE:INDEX" or "VALUE:INDEX:LABEL", the best first.
@@ -145,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out a parsed command line; return the exit status."""
     try:
-        with Connection(arguments.url, arguments.timeout_ms / 1000, Tls.of(arguments)) as connection:
+        with ServerConnection(arguments.url, arguments.timeout_ms / 1000, Tls.of(arguments)) as connection:
             if arguments.snippet:
                 print_snippets(connection, arguments)
                 return 0
@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
+def ask(connection: ServerConnection, arguments: argparse.Namespace) -> InferenceResult:
     """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
@@ -181,10 +181,10 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
         response = connection.infer(request)
         round_trip_ms.append((time.monotonic_ns() - begin_ns) / 1e6)
     after = server_times(connection.model_statistics(model, version))
-    return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
+    return InferenceResult(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
 
 
-def print_snippets(connection: Connection, arguments: argparse.Namespace) -> None:
+def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) -> None:
     """Print a program and a command that send such a request, the model's values being ones."""
     model, version = arguments.model, arguments.model_version
     declared = connection.model_metadata(model, version).inputs

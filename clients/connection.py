@@ -48,7 +48,7 @@ def speaks_http1(url: str, timeout_s: float) -> bool:
         return False
 
 
-class Connection:
+class ServerConnection:
     """A channel. A call ends within `timeout_s`, or raises UnreachableError; an error status raises RefusedError."""
 
     def __init__(self, url: str, timeout_s: float, tls: Tls | None = None) -> None:

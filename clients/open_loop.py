@@ -51,7 +51,7 @@ class OpenLoopRun:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoadProgress:
     """How far a run is: seconds since the first arrival, of all; queries by what has become of them."""
 
     seconds: float
@@ -61,7 +61,7 @@ class Progress:
     errors: int
 
 
-Watch = Callable[[Callable[[], Progress]], AbstractContextManager[None]]
+Watch = Callable[[Callable[[], LoadProgress]], AbstractContextManager[None]]
 
 
 def run_open_loop(
@@ -188,12 +188,12 @@ class _Loop:
         self._unanswered = 0  # requests that have timed out since the last answer
         self._retry_ns = 0
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoadProgress:
         """Return how far the run is. Any thread may ask."""
         now_s, due_ns = time.monotonic_ns() / 1e9, self.due_ns or [0]
         seconds = min(max(now_s - due_ns[0] / 1e9, 0), self._offsets_ns[-1] / 1e9) if self.due_ns else 0.0
         waiting = self._sent - self._answered - self._errors
-        return Progress(seconds, self._offsets_ns[-1] / 1e9, self._answered, waiting, self._errors)
+        return LoadProgress(seconds, self._offsets_ns[-1] / 1e9, self._answered, waiting, self._errors)
 
     def run(self) -> None:
         count, sent = len(self._models), 0

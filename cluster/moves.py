@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import RouterError, command
@@ -50,7 +50,7 @@ class Mover:
             self.report(f"{move.model} {done} {move.server} in {time.monotonic() - begin_s:.1f} s")
 
     def _load(self, model: str, server: ServerAddress) -> None:
-        with Connection(server.url, self.load_timeout_s, self.tls) as connection:
+        with ServerConnection(server.url, self.load_timeout_s, self.tls) as connection:
             connection.load_model(model)
         if self.route is not None:
             self._set_state(model, server, "ready")  # whoever drained it last may not have come to the end
@@ -60,7 +60,7 @@ class Mover:
         if self.route is not None:
             self._set_state(model, server, "drain")
             self._await_idle(model, server)
-        with Connection(server.url, self.load_timeout_s, self.tls) as connection:
+        with ServerConnection(server.url, self.load_timeout_s, self.tls) as connection:
             connection.unload_model(model)
         if self.route is not None:
             self._await_state(model, server, STOPPED)

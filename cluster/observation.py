@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import RefusedError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.repository import READY
@@ -23,7 +23,7 @@ _MODEL = re.compile(r'(?:^|,)model="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
-class ModelReading:
+class ModelObservation:
     """A model on one server, all versions. Counts since it was loaded. `requests`: with those under way."""
 
     requests: float = 0.0
@@ -41,7 +41,7 @@ class ServerReading:
     cores: int
     memory_total_bytes: float
     memory_used_bytes: float
-    models: Mapping[str, ModelReading]
+    models: Mapping[str, ModelObservation]
     ready: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     targets: Mapping[str, Qos] = field(default_factory=dict)  # of ready models that have one
@@ -58,7 +58,7 @@ class Demand:
 def read_server(server: ServerAddress, tls: Tls | None, timeout_s: float) -> ServerReading:
     """Ask a server for everything. Raises UnreachableError, RefusedError."""
     reading = parse_metrics(_fetch_metrics(server, timeout_s))
-    with Connection(server.url, timeout_s, tls) as connection:
+    with ServerConnection(server.url, timeout_s, tls) as connection:
         index = connection.repository_index().models
         ready = frozenset(model.name for model in index if model.state == READY)
         targets = {name: target for name in sorted(ready) if (target := _target(connection, name)) is not None}
@@ -97,7 +97,7 @@ def demands(before: Mapping[str, ServerReading], now: Mapping[str, ServerReading
     for server, reading in now.items():
         former = before.get(server)
         for name, model in reading.models.items():
-            earlier = former.models.get(name, ModelReading()) if former else ModelReading()
+            earlier = former.models.get(name, ModelObservation()) if former else ModelObservation()
             of_model = counts.setdefault(name, [0.0, 0.0, 0.0])
             pairs = ((earlier.requests, model.requests), (earlier.met, model.met), (earlier.missed, model.missed))
             for place, (old, new) in enumerate(pairs):
@@ -120,11 +120,11 @@ def guessed_model(name: str, request_us: float) -> MeasuredModel:
     )  # fmt: skip
 
 
-def _model_reading(values: Mapping[str, float]) -> ModelReading:
+def _model_reading(values: Mapping[str, float]) -> ModelObservation:
     def sum_of(*names: str) -> float:
         return sum(values.get(name, 0.0) for name in names)
 
-    return ModelReading(
+    return ModelObservation(
         requests=sum_of("nv_inference_request_success", "nv_inference_request_failure", "gangway_requests_in_flight"),
         compute_s=sum_of("gangway_compute_duration_seconds_sum"),
         answered=sum_of("gangway_compute_duration_seconds_count"),
@@ -149,7 +149,7 @@ def _fetch_metrics(server: ServerAddress, timeout_s: float) -> str:
         connection.close()
 
 
-def _target(connection: Connection, model: str) -> Qos | None:
+def _target(connection: ServerConnection, model: str) -> Qos | None:
     """Return a model's latency target, None if it has none or has just been unloaded."""
     try:
         config = connection.model_config(model).config

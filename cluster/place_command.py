@@ -27,7 +27,7 @@ from gangway.cluster.observation import (
     guessed_model,
     read_server,
 )
-from gangway.cluster.placement import PlacedMachine, PlacedModel, Placement, Plan, make_plan
+from gangway.cluster.placement import PlacedMachine, PlacedModel, Placement, PlacementPlan, make_plan
 from gangway.cluster.prediction import PredictedModel, SimulatorPredictor
 from gangway.cluster.repository import ask_all
 from gangway.cluster.server_address import ServerAddress, add_servers, servers_of, tls_of
@@ -65,7 +65,7 @@ class Placer:
             print(f"gangway place: warning: {error}; it is left out", file=sys.stderr)
         return readings
 
-    def plan(self, readings: Readings, wanted: Mapping[str, Demand]) -> Plan:
+    def plan(self, readings: Readings, wanted: Mapping[str, Demand]) -> PlacementPlan:
         """Return the plan for what the servers say. Raises InputError for a model that no server knows."""
         names = self._names(readings)
         models = [self._model(name, readings, wanted) for name in names]
@@ -156,7 +156,7 @@ def _run(placer: Placer, mover: Mover, options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(plan: Plan, wanted: Mapping[str, Demand], readings: Readings) -> Table:
+def _table(plan: PlacementPlan, wanted: Mapping[str, Demand], readings: Readings) -> Table:
     """Return the plan as a table of at most 80 columns, as long as names allow it."""
     table = Table(title=_title(plan), caption=_caption(plan), caption_justify="left")
     for heading in ("model", "calls/s", "in time", "predicted", "planned"):
@@ -173,12 +173,12 @@ def _table(plan: Plan, wanted: Mapping[str, Demand], readings: Readings) -> Tabl
     return table
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: PlacementPlan) -> str:
     count = len(plan.moves)
     return f"{count} move{'' if count == 1 else 's'}" if count else "nothing to move: no plan is predicted to be better"
 
 
-def _caption(plan: Plan) -> str:
+def _caption(plan: PlacementPlan) -> str:
     return (
         "in time: since the last reading; predicted: as models are loaded now, and as planned; + load, - unload"
         if plan.moves

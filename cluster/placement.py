@@ -56,7 +56,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacementPlan:
     """`moves`: in order. `before`, `after`: predicted shares in time by model, 0 for one that is loaded nowhere.
 
     `unplaced`: models for which no machine has the memory.
@@ -87,7 +87,7 @@ class Predictor(Protocol):
 
 def make_plan(
     models: Sequence[PlacedModel], machines: Sequence[PlacedMachine], present: Placement, predictor: Predictor
-) -> Plan:
+) -> PlacementPlan:
     """Return the plan for these rates; without moves if they would bring too little.
 
     `present`: what is loaded now, by machine; a model that is not in `models` is left where it is, its memory is not.
@@ -99,9 +99,9 @@ def make_plan(
     hosted = {model for names in planner.present.values() for model in names}
     homeless = any(model.name not in hosted and model.name not in unplaced for model in models)
     if not homeless and planner.total(after) < planner.total(before) + WORTH_MOVING:
-        return Plan(planner.present, (), before, before, unplaced)
+        return PlacementPlan(planner.present, (), before, before, unplaced)
     moves = tuple(ordered_moves(planner.present, placement, models, machines))
-    return Plan(placement, moves, before, after, unplaced)
+    return PlacementPlan(placement, moves, before, after, unplaced)
 
 
 def ordered_moves(

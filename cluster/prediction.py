@@ -11,7 +11,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.measured import MeasuredModel
-from gangway.simulator.results import Limits
+from gangway.simulator.results import SimulationLimits
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import isolated_us, level_per_demand
 from gangway.workload.arrivals import poisson
@@ -37,7 +37,7 @@ class PredictedModel:
 
 
 @dataclass(frozen=True)
-class Times:
+class ModelTimes:
     """A model on a machine. `work_us`: CPU of a request; `alone_us`: its latency on all cores.
 
     `target_us`: its target, or `LEAST_TARGET` times its latency if that is more."""
@@ -90,7 +90,9 @@ class SimulatorPredictor:
         arrivals = poisson(mix, rate_per_s, self._requests, SEED)
         overheads = Overheads(REQUEST_US / 2, REQUEST_US / 2)
         machine = Machine(cores, overheads, level_per_demand(cores))
-        limits = Limits(range(self._requests), self._requests, (self._requests,) * len(names), WAITING * cores)
+        limits = SimulationLimits(
+            range(self._requests), self._requests, (self._requests,) * len(names), WAITING * cores
+        )
         result = simulate(make_policy(DEFAULT_POLICY), profiles, arrivals, machine, limits=limits)
         targets = {"target": [profile.qos_us for profile in profiles.values()]}
         rows = summarise(result.outcomes, targets).models
@@ -102,9 +104,9 @@ class SimulatorPredictor:
     def _make_profile(self, name: str, cores: int, number: int) -> ModelProfile:
         return scale_model(self._models[name].measured, cores, number, self.times(name, cores).target_us)
 
-    def _make_times(self, name: str, cores: int) -> Times:
+    def _make_times(self, name: str, cores: int) -> ModelTimes:
         model = self._models[name]
         profile = scale_model(model.measured, cores, 0)
         alone_us = isolated_us(profile) + REQUEST_US
         target_us = max((model.target or NO_TARGET).resolve_us(alone_us), LEAST_TARGET * alone_us)
-        return Times(profile.work_us(1) + REQUEST_US, alone_us, target_us)
+        return ModelTimes(profile.work_us(1) + REQUEST_US, alone_us, target_us)

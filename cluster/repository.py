@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError
 from gangway.clients.tls import Tls
 from gangway.cluster.server_address import ServerAddress
@@ -31,7 +31,7 @@ def read_repositories(servers: Sequence[ServerAddress], tls: Tls | None, timeout
     """Ask RepositoryIndex of all servers."""
 
     def ask(server: ServerAddress) -> dict[str, bool]:
-        with Connection(server.url, timeout_s, tls) as connection:
+        with ServerConnection(server.url, timeout_s, tls) as connection:
             ready: dict[str, bool] = {}
             for model in connection.repository_index().models:
                 ready[model.name] = ready.get(model.name, False) or model.state == READY

@@ -46,13 +46,13 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension, usable_cache_dir
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.extras import COMPILER, missing_packages
 from gangway.base.json_codec import decode
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.pipeline import Compiled, compile_model, find_compiled, make_stand_in
+from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled, make_stand_in
 from gangway.compiler.precision import compile_in_precision, find_in_precision
 from gangway.compiler.progress import Progress
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
@@ -157,7 +157,7 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
                 progress = _progress(report, lowers_at="kernels")  # what comes before is quick, and waited for
                 compiled = found or make_stand_in(path, name, cache, target, progress, job["batch"])
             elif "span" in job:
-                span = decode(Span, json.dumps(job["span"]), "span")
+                span = decode(SizeSpan, json.dumps(job["span"]), "span")
                 progress, dimensions = _progress(report), job["dimensions"]
                 compiled = compile_model(path, name, cache, target, progress, dimensions, span=span)
             else:
@@ -174,7 +174,7 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
     return 0
 
 
-def _made(compiled: Compiled) -> dict[str, Any]:
+def _made(compiled: CompileResult) -> dict[str, Any]:
     """The last line of a success."""
     return {
         "key": compiled.manifest.key,

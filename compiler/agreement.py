@@ -12,19 +12,19 @@ import numpy as np
 
 from gangway.artifact.format import Layer
 from gangway.artifact.precision import Agreement
-from gangway.compiler.candidate import Call, Candidate, Memory
+from gangway.compiler.candidate import Call, CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates.bf16 import words
 from gangway.compiler.lower.reference import example
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 
 EXAMPLES = 4
 SHARE = 0.5  # of what is allowed, that parts of layers may add up to: they add up only about
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PrecisionComparison:
     """The agreement of a model, and the layers that stay in fp32 so that it is better; none if it is good enough.
 
     `keeps_all`: no other layer is in bf16.
@@ -35,10 +35,12 @@ class Comparison:
     keeps_all: bool = False
 
 
-def compare(path: Path, dimensions: Mapping[str, int], fp32: Compiled, bf16: Compiled, min_cosine: float) -> Comparison:
+def compare(
+    path: Path, dimensions: Mapping[str, int], fp32: CompileResult, bf16: CompileResult, min_cosine: float
+) -> PrecisionComparison:
     """Compare the answers of two artifacts of a model to random numbers. Raises ModelError, OSError."""
     graph = read_graph(path, dimensions)
-    exact, low = (Candidate.of(graph, each.manifest, each.folder) for each in (fp32, bf16))
+    exact, low = (CompiledCandidate.of(graph, each.manifest, each.folder) for each in (fp32, bf16))
     feeds = [
         {name: example(graph.types[name], EXAMPLES * seed + number) for seed, name in enumerate(graph.inputs)}
         for number in range(EXAMPLES)
@@ -49,13 +51,13 @@ def compare(path: Path, dimensions: Mapping[str, int], fp32: Compiled, bf16: Com
     agreement = Agreement(min(one.cosine for one in whole), float(np.mean([one.top1 for one in whole])), len(whole))
     lowered = [number for number, layer in enumerate(low.layers) if layer.versions and _is_low(layer)]
     if agreement.cosine >= min_cosine or not lowered:
-        return Comparison(agreement)
+        return PrecisionComparison(agreement)
     lost = {}
     for number in lowered:
         answers = model.answers(feeds[0], rounded_layer=number)
         lost[low.layers[number].name] = 1 - agreement_of(answers, expected[0]).cosine
     to_keep = layers_to_keep(lost, SHARE * (1 - min_cosine))
-    return Comparison(agreement, to_keep, len(to_keep) == len(lost))
+    return PrecisionComparison(agreement, to_keep, len(to_keep) == len(lost))
 
 
 def layers_to_keep(lost: Mapping[str, float], allowed: float) -> tuple[str, ...]:
@@ -77,10 +79,10 @@ def layers_to_keep(lost: Mapping[str, float], allowed: float) -> tuple[str, ...]
 class _Model:
     """A compiled model, which answers one example after the other in the same memory."""
 
-    def __init__(self, candidate: Candidate, feeds: Mapping[str, Array]) -> None:
+    def __init__(self, candidate: CompiledCandidate, feeds: Mapping[str, Array]) -> None:
         self._candidate = candidate
         self._kinds = [candidate.graph.types[name] for name in candidate.graph.outputs]
-        self._memory = Memory.of(candidate, feeds)
+        self._memory = CandidateMemory.of(candidate, feeds)
         self._calls = candidate.calls(self._memory)
         self._rounded: Sequence[Call] = ()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gangway.artifact.format import KERNELS_FILE, WEIGHTS_FILE, Layer, Manifest, Space
+from gangway.artifact.format import KERNELS_FILE, WEIGHTS_FILE, Layer, Manifest, MemorySpace
 from gangway.artifact.onnx_session import bind_static, element_type, open_session
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.kernels.codegen import Library, aligned
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CompiledCandidate:
     """A model that has been compiled: its layers, and the files and memory that they work with."""
 
     graph: Graph
@@ -28,17 +28,17 @@ class Candidate:
     arena_bytes: int
 
     @classmethod
-    def of(cls, graph: Graph, manifest: Manifest, folder: Path) -> "Candidate":
+    def of(cls, graph: Graph, manifest: Manifest, folder: Path) -> "CompiledCandidate":
         """Return a model of the cache."""
         return cls(graph, manifest.layers, folder / KERNELS_FILE, folder / WEIGHTS_FILE, manifest.arena_bytes)
 
-    def calls(self, memory: "Memory", weights: Array | None = None) -> list[Call]:
+    def calls(self, memory: "CandidateMemory", weights: Array | None = None) -> list[Call]:
         """Return a call of all tasks of each layer, on one row; `weights`: the bytes of others than its own."""
         library = Library(self.kernels)
         own = [aligned(np.fromfile(self.weights, np.uint8) if weights is None else weights)]
-        return [self._call(layer, memory.spaces | {Space.WEIGHTS: own}, library) for layer in self.layers]
+        return [self._call(layer, memory.spaces | {MemorySpace.WEIGHTS: own}, library) for layer in self.layers]
 
-    def _call(self, layer: Layer, spaces: Mapping[Space, Sequence[Array]], library: Library) -> Call:
+    def _call(self, layer: Layer, spaces: Mapping[MemorySpace, Sequence[Array]], library: Library) -> Call:
         arguments: list[Any] = [spaces[ref.space][ref.index][ref.offset_bytes :] for ref in layer.arguments]
         if layer.onnx_file:
             return _island_call(self.kernels.with_name(layer.onnx_file), arguments)
@@ -50,13 +50,13 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Memory:
+class CandidateMemory:
     """Inputs, outputs and arena of one row, which calls of several candidates may share."""
 
-    spaces: dict[Space, list[Array]]
+    spaces: dict[MemorySpace, list[Array]]
 
     @classmethod
-    def of(cls, candidate: Candidate, feeds: Mapping[str, Array]) -> "Memory":
+    def of(cls, candidate: CompiledCandidate, feeds: Mapping[str, Array]) -> "CandidateMemory":
         """Return memory whose inputs have these numbers."""
         graph = candidate.graph
         inputs = [aligned(np.ascontiguousarray(feeds[name])).reshape(-1).view(np.uint8) for name in graph.inputs]
@@ -65,21 +65,21 @@ class Memory:
         ]
         return cls(
             {
-                Space.ARENA: [aligned(np.zeros(max(candidate.arena_bytes, 1), np.uint8))],
-                Space.INPUT: inputs,
-                Space.OUTPUT: [aligned(np.zeros(size_bytes, np.uint8)) for size_bytes in sizes],
+                MemorySpace.ARENA: [aligned(np.zeros(max(candidate.arena_bytes, 1), np.uint8))],
+                MemorySpace.INPUT: inputs,
+                MemorySpace.OUTPUT: [aligned(np.zeros(size_bytes, np.uint8)) for size_bytes in sizes],
             }
         )
 
     def feed(self, feeds: Sequence[Array]) -> None:
         """Give the inputs other numbers."""
-        for memory, numbers in zip(self.spaces[Space.INPUT], feeds, strict=True):
+        for memory, numbers in zip(self.spaces[MemorySpace.INPUT], feeds, strict=True):
             memory[:] = np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
     @property
     def outputs(self) -> Sequence[Array]:
         """The bytes of the outputs."""
-        return self.spaces[Space.OUTPUT]
+        return self.spaces[MemorySpace.OUTPUT]
 
 
 def _island_call(path: Path, arguments: Sequence[Array]) -> Call:

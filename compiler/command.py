@@ -15,7 +15,7 @@ from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.precision import compile_in_precision
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
@@ -46,7 +46,7 @@ def _compile(
     wanted: WantedPrecision,
     options: argparse.Namespace,
     console: Console,
-) -> Compiled:
+) -> CompileResult:
     with ProgressBars(console, MofNCompleteColumn(), columns=24) as bar:
         task = bar.add_task(name, total=None)
 
@@ -57,7 +57,7 @@ def _compile(
         return compile_in_precision(path, name, cache, target, progress, wanted, sizes, keep_fp32=keep)
 
 
-def _show(compiled: Compiled, seconds: float, console: Console) -> None:
+def _show(compiled: CompileResult, seconds: float, console: Console) -> None:
     manifest = compiled.manifest
     if manifest.fallback_reason:
         _show_reason(manifest, console)

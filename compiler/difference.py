@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gangway.compiler.candidate import Candidate, Memory
+from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.lower.reference import example, run_apart
@@ -17,7 +17,9 @@ MOST_DIFFERENCE_OF_HALVES = 1e-2  # onnxruntime rounds each result to float16, k
 LARGEST_BYTES = 64 << 20  # of weights: sessions of larger models take seconds
 
 
-def difference_from_onnxruntime(path: Path, dimensions: Mapping[str, int], candidate: Candidate, tail: bool) -> str:
+def difference_from_onnxruntime(
+    path: Path, dimensions: Mapping[str, int], candidate: CompiledCandidate, tail: bool
+) -> str:
     """Return how answers to random numbers differ from those of onnxruntime; empty if they agree.
 
     Products of 8-bit numbers are exact on both sides, whatever the processor. `tail`: the last layer makes all outputs.
@@ -33,7 +35,7 @@ def difference_from_onnxruntime(path: Path, dimensions: Mapping[str, int], candi
     def compare() -> str:
         session = open_model(path)
         names = [output.name for output in session.get_outputs()]
-        memory = Memory.of(candidate, feeds)
+        memory = CandidateMemory.of(candidate, feeds)
         results: list[Any] = [call() for call in candidate.calls(memory)]
         if tail:
             answers = results[-1]

@@ -89,7 +89,7 @@ class Signature:
     trial_sizes: dict[str, int] = field(default_factory=dict)
 
 
-class Answer(NamedTuple):
+class TrialOutput(NamedTuple):
     """An output of a trial: what it has in common with that of another session, however large it is."""
 
     shape: tuple[int, ...]
@@ -97,13 +97,13 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trials:
+class SessionTrials:
     """Runs of a session with zeros; `are_apart`: each in a process of its own."""
 
     session: Any
     are_apart: bool
 
-    def run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Answer]:
+    def run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[TrialOutput]:
         """Return what the model answers. Raises what onnxruntime raises; EndedApartError, and all others as that."""
         if not self.are_apart:
             return self._run(inputs, rows, sizes)
@@ -112,7 +112,7 @@ class Trials:
         except EndedApartError as error:
             raise EndedApartError(f"{error} that runs the model with zeros") from error
 
-    def _run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Answer]:
+    def _run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[TrialOutput]:
         outputs = self.session.get_outputs()
         bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
         feeds = {tensor.name: _zeros(tensor, rows, sizes) for tensor in inputs}
@@ -120,9 +120,9 @@ class Trials:
         return [_answer(array) for array in arrays]
 
 
-def _answer(array: Any) -> Answer:
+def _answer(array: Any) -> TrialOutput:
     content: Any = repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array)
-    return Answer(array.shape, hashlib.sha256(content).digest())
+    return TrialOutput(array.shape, hashlib.sha256(content).digest())
 
 
 def leave_to_onnxruntime(
@@ -221,7 +221,7 @@ def _look_at(path: Path, optional: Sequence[str], must_run: bool) -> _Found:
 def _opened(path: Path, optional: Sequence[str], must_run: bool, are_apart: bool) -> _Found:
     try:
         before_bytes = anonymous_bytes()
-        trials = Trials(open_session(path), are_apart)
+        trials = SessionTrials(open_session(path), are_apart)
         session_bytes = anonymous_bytes() - before_bytes
         signature = read_signature(trials, optional)
         inputs = trials.session.get_inputs()
@@ -265,7 +265,7 @@ def _save_optimised(writer: OnnxArtifactWriter, found: _Found, target: TargetSpe
     def save() -> tuple[bool, int]:
         open_session(writer.model_path, save=path, layouts=layouts, exact=exact)
         before_bytes = anonymous_bytes()
-        trials = Trials(open_session(path, optimise=not layouts), found.are_apart)
+        trials = SessionTrials(open_session(path, optimise=not layouts), found.are_apart)
         session_bytes = anonymous_bytes() - before_bytes
         return _behaviour(trials, found.signature.trial_sizes) == found.behaviour, session_bytes
 
@@ -276,11 +276,11 @@ def _save_optimised(writer: OnnxArtifactWriter, found: _Found, target: TargetSpe
     return session_bytes if is_alike else None
 
 
-def _behaviour(trials: Trials, sizes: Mapping[str, int]) -> object:
+def _behaviour(trials: SessionTrials, sizes: Mapping[str, int]) -> object:
     """Return what equal sessions have in common: inputs, outputs, and answers to zeros where these are possible."""
     session = trials.session
     tensors = (*session.get_inputs(), *session.get_outputs(), *session.get_overridable_initializers())
-    answers: Sequence[Answer] = ()
+    answers: Sequence[TrialOutput] = ()
     with suppress(Exception):  # whatever it does not like about zeros, or about sizes that nobody knows
         answers = trials.run(session.get_inputs(), 1, sizes)
     return [(tensor.name, tensor.type, tensor.shape) for tensor in tensors], answers
@@ -320,7 +320,7 @@ def _readable(path: Path) -> Iterable[bytes] | None:
     return with_weights(model, path) if make_readable(model) or has_zip_maps else None
 
 
-def read_signature(trials: Trials, optional: Sequence[str] = ()) -> Signature:
+def read_signature(trials: SessionTrials, optional: Sequence[str] = ()) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
     session = trials.session
     inputs, outputs = [*session.get_inputs(), *_optional_inputs(session, optional)], session.get_outputs()
@@ -366,7 +366,7 @@ def _takes_files(inputs: Sequence[Any]) -> bool:
     return any(_datatype(tensor) == "UINT8" and len(tensor.shape) == 1 for tensor in inputs)
 
 
-def _first_trial(trials: Trials, inputs: Sequence[Any]) -> tuple[dict[str, int] | None, Sequence[Answer]]:
+def _first_trial(trials: SessionTrials, inputs: Sequence[Any]) -> tuple[dict[str, int] | None, Sequence[TrialOutput]]:
     """Return sizes of all symbols with which one row of zeros can be computed, and its answers.
 
     None, and no answers, if none of the plausible can.
@@ -400,7 +400,9 @@ def sums_of(sizes: Mapping[str, int], names: Iterable[str]) -> Iterator[dict[str
         yield {**sizes, name: sum(size for other, size in sizes.items() if other != name)}
 
 
-def _keeps_rows(trials: Trials, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[Answer]) -> bool:
+def _keeps_rows(
+    trials: SessionTrials, inputs: Sequence[Any], sizes: Mapping[str, int], one: Sequence[TrialOutput]
+) -> bool:
     """Whether the model turns one row into one and two into two, as far as runs with zeros show; `one`: its answers."""
     if any(answer.shape[:1] != (1,) for answer in one):
         return False
@@ -475,7 +477,7 @@ def _agree(shape: Sequence[int], other: Sequence[int], declared: Sequence[Any]) 
     return all(a == b for a, b, known in zip(shape, other, declared, strict=True) if isinstance(known, int))
 
 
-def _opened_where_wrong(spec: TensorSpec, answer: Answer) -> TensorSpec:
+def _opened_where_wrong(spec: TensorSpec, answer: TrialOutput) -> TensorSpec:
     """Return an output's spec without sizes that a trial contradicts: what is inferred of some operators is wrong."""
     pairs = tuple(zip(spec.shape, answer.shape, strict=False))
     if len(spec.shape) != len(answer.shape) or all(declared in (-1, size) for declared, size in pairs):

@@ -18,15 +18,15 @@ from gangway.artifact.format import (
     BufferRef,
     Layer,
     Manifest,
+    MemorySpace,
     Precision,
-    Space,
     TargetSpec,
     Version,
 )
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.base.host_limits import anonymous_bytes
 from gangway.compiler.arguments import NO_DIMENSIONS
-from gangway.compiler.candidate import Candidate
+from gangway.compiler.candidate import CompiledCandidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
@@ -40,7 +40,7 @@ from gangway.compiler.kernels.codegen import (
     with_batch_plans,
     write_weights,
 )
-from gangway.compiler.kernels.objects import Kernel, KernelObjects
+from gangway.compiler.kernels.objects import CompiledKernel, KernelObjects
 from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec
 from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.key import SIZED, compiler_version, model_key
@@ -59,7 +59,7 @@ from gangway.compiler.place.costs import (
 from gangway.compiler.place.fusion import fuse
 from gangway.compiler.place.int8 import integers_of
 from gangway.compiler.place.layout import place
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 from gangway.compiler.place.precision import with_precision
 from gangway.compiler.place.written import require_whole_outputs
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
@@ -71,13 +71,13 @@ from gangway.compiler.target import detect
 class Lowered:
     """The placed steps of a model, the size of its arena (of one row), and nodes that became islands for speed."""
 
-    steps: list[Step]
+    steps: list[PlacedLayer]
     arena_bytes: int
     slow_nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Figures:
+class ManifestFigures:
     """What a manifest says of all steps together."""
 
     passes: Passes
@@ -85,14 +85,14 @@ class Figures:
     integers: str
 
     @classmethod
-    def of(cls, steps: Sequence[Step], target: TargetSpec) -> "Figures":
+    def of(cls, steps: Sequence[PlacedLayer], target: TargetSpec) -> "ManifestFigures":
         """Return the figures of a model."""
         arrays = {id(array): array for step in steps for array in step.weights.values()}
         parameters = sum(array.size for array in arrays.values())
         return cls(choose_passes(steps), parameters, integers_of(steps, target))
 
 
-class Job:
+class CompileJob:
     """Everything that the phases of one compilation share."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Job:
             difference = ""
             with self._phases.timed(COMPARISON_PHASE):
                 weights_path = writer.flushed_weights()
-                compiled = Candidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
+                compiled = CompiledCandidate(graph, layers, writer.kernels_path, weights_path, lowered.arena_bytes)
                 # onnxruntime uses all that this machine has: a lesser target is not compared with it.
                 if is_doubtful(layers) and self._target.name == detect().name:
                     require_speed(self._path, self._dimensions, compiled)
@@ -147,7 +147,7 @@ class Job:
                 self._require_unchanged()
             with self._phases.timed("write"):
                 tail = last if isinstance(last := steps[-1].spec, TailSpec) else None
-                manifest = self._manifest(graph, layers, lowered, Figures.of(steps, self._target), tail)
+                manifest = self._manifest(graph, layers, lowered, ManifestFigures.of(steps, self._target), tail)
                 return writer.commit(replace(manifest, session_bytes=session_bytes, difference=difference))
 
     def _with_precision(self, lowered: Lowered) -> Lowered:
@@ -173,7 +173,7 @@ class Job:
 
     def _build(
         self, plans: Sequence[Plan], names: Mapping[KernelSpec, str], root: Path, library: Path
-    ) -> dict[Plan, Kernel]:
+    ) -> dict[Plan, CompiledKernel]:
         """Write the library with the kernels of the plans."""
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(Path(self._key)), dir=root) as scratch:
             objects = KernelObjects(root, Path(scratch), self._target, self._share_key())
@@ -186,7 +186,7 @@ class Job:
         graph: Graph,
         layers: tuple[Layer, ...],
         lowered: Lowered,
-        figures: Figures,
+        figures: ManifestFigures,
         tail: TailSpec | None = None,
     ) -> Manifest:
         inputs, outputs = signature_of(graph, self._path, tail)
@@ -236,7 +236,7 @@ def lower_graph(
     return Lowered(steps, arena_bytes, tuple(sorted(program.slow)))
 
 
-def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> list[Step]:
+def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> list[PlacedLayer]:
     """Return the steps that an artifact was made of. Raises ModelError."""
     target = manifest.target
     steps = lower_graph(read_graph(path, dimensions), target.lanes, manifest.slow_nodes, target).steps
@@ -244,9 +244,9 @@ def steps_of(path: Path, dimensions: Mapping[str, int], manifest: Manifest) -> l
 
 
 def write_layers(
-    steps: Sequence[Step],
+    steps: Sequence[PlacedLayer],
     plans: Sequence[KernelPlan],
-    kernels: Mapping[Plan, Kernel],
+    kernels: Mapping[Plan, CompiledKernel],
     target: TargetSpec,
     writer: ArtifactWriter,
     written: WrittenWeights | None = None,
@@ -269,7 +269,7 @@ def write_layers(
     return layers, session_bytes
 
 
-def _write_islands(steps: Sequence[Step], writer: ArtifactWriter) -> tuple[dict[KernelSpec, str], int]:
+def _write_islands(steps: Sequence[PlacedLayer], writer: ArtifactWriter) -> tuple[dict[KernelSpec, str], int]:
     """Write the ONNX files of islands, equal ones once; return their names, and what sessions of all need of memory.
 
     Raises UnsupportedModelError where onnxruntime does not open them as they are now.
@@ -311,11 +311,13 @@ def _write_extents(extents: Sequence[int], writer: ArtifactWriter) -> tuple[int,
     return (append_array(np.array(extents, np.int32), writer),) if extents else ()
 
 
-def _layer(step: Step, plan: KernelPlan, version: Version, offsets: Sequence[tuple[int, ...]], onnx_file: str) -> Layer:
+def _layer(
+    step: PlacedLayer, plan: KernelPlan, version: Version, offsets: Sequence[tuple[int, ...]], onnx_file: str
+) -> Layer:
     """Return the layer; `offsets`: of its weights, and of the numbers that its kernel reads at run time."""
     placed = step.inputs if isinstance(step.spec, TailSpec) else step.buffers
     buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in placed]
-    constants, sizes = ([BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in some] for some in offsets)
+    constants, sizes = ([BufferRef(MemorySpace.WEIGHTS, offset_bytes) for offset_bytes in some] for some in offsets)
     return Layer(
         name=step.name,
         operator=step.operator,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, Precision, TargetSpec
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import (
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileResult:
     """The result: where the artifact lies, and whether the cache had it already."""
 
     manifest: Manifest
@@ -72,8 +72,8 @@ def compile_model(
     uncompiled: str | None = None,
     precision: Precision = "fp32",
     keep_fp32: Collection[str] = (),
-    span: Span | None = None,
-) -> Compiled:
+    span: SizeSpan | None = None,
+) -> CompileResult:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
@@ -107,7 +107,7 @@ def compile_model(
         return _leave(path, model_name, key, mark, optional, refusal, start_ns, cache, target, progress)
     tuning = find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
-        return Compiled(manifest, cache.folder(tuning.tuned_key), True)
+        return CompileResult(manifest, cache.folder(tuning.tuned_key), True)
     static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions, choice, span)
     if tuning is None:
         return static
@@ -126,7 +126,7 @@ def find_compiled(
     precision: Precision = "fp32",
     keep_fp32: Collection[str] = (),
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
-) -> Compiled | None:
+) -> CompileResult | None:
     """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
     choice = _choice(target, precision, keep_fp32)
     target = for_file(path, target, choice.precision)
@@ -134,12 +134,12 @@ def find_compiled(
     if tuning := find_tuning(cache.root, key, target.name):
         key = tuning.tuned_key
     manifest = cache.lookup(key)
-    return Compiled(manifest, cache.folder(key), True) if manifest else None
+    return CompileResult(manifest, cache.folder(key), True) if manifest else None
 
 
 def make_stand_in(
     path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress, with_batch: bool = False
-) -> Compiled:
+) -> CompileResult:
     """Return what serves a model until it is compiled: by onnxruntime, under a key of its own, made in a second.
 
     A model of open sizes is left to onnxruntime at once, as `compile_model` does. So is one that cannot have a stand-in
@@ -150,7 +150,7 @@ def make_stand_in(
     key = stand_in_key(_key(path, target, NO_DIMENSIONS, cache, _Choice()))
     with cache.lock(key):
         if manifest := cache.lookup(key):
-            return Compiled(manifest, cache.folder(key), True)
+            return CompileResult(manifest, cache.folder(key), True)
         require_compiler()
         with suppress(ModelError), faults_as_refusals():
             from gangway.compiler.frontend.importer import require_batch, require_sizes  # noqa: PLC0415 - onnx, numpy
@@ -161,7 +161,7 @@ def make_stand_in(
             require_sizes(path)
             manifest = make(path, model_name, key, target, cache.folder(key), stamp)
             _tell_zip_maps(path, model_name)
-            return Compiled(manifest, cache.folder(key), False)
+            return CompileResult(manifest, cache.folder(key), False)
     return compile_model(path, model_name, cache, target, progress, with_batch=with_batch)
 
 
@@ -173,12 +173,12 @@ def _choice(target: TargetSpec, precision: Precision, keep_fp32: Collection[str]
 
 
 def _compile_tuned(
-    path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress, dimensions: Mapping[str, int]
-) -> Compiled:
+    path: Path, tuning: Tuning, static: CompileResult, cache: Cache, progress: Progress, dimensions: Mapping[str, int]
+) -> CompileResult:
     folder = cache.folder(tuning.tuned_key)
     with cache.lock(tuning.tuned_key):
         if manifest := cache.lookup(tuning.tuned_key):  # another process has compiled it in the meantime
-            return Compiled(manifest, folder, True)
+            return CompileResult(manifest, folder, True)
         require_compiler()
         progress(TUNED_PHASE, 0, 1)
         from gangway.compiler.variants import compile_tuned  # noqa: PLC0415
@@ -192,7 +192,7 @@ def _compile_tuned(
             lambda *count: progress(TUNED_PHASE, *count),
             dimensions,
         )
-        return Compiled(manifest, folder, False)
+        return CompileResult(manifest, folder, False)
 
 
 def compile_static(
@@ -202,7 +202,7 @@ def compile_static(
     target: TargetSpec,
     progress: Progress,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
-) -> Compiled:
+) -> CompileResult:
     """Return the artifact with the static choice of each kernel, compiled unless the cache holds it.
 
     What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`. Not so if
@@ -233,21 +233,21 @@ def _compile_static(
     progress: Progress,
     dimensions: Mapping[str, int],
     choice: "_Choice",
-    span: Span | None = None,
-) -> Compiled:
+    span: SizeSpan | None = None,
+) -> CompileResult:
     folder = cache.folder(key)
     if manifest := cache.lookup(key):
-        return Compiled(manifest, folder, True)
+        return CompileResult(manifest, folder, True)
     with cache.lock(key):
         if manifest := cache.lookup(key):  # another process has compiled it in the meantime
-            return Compiled(manifest, folder, True)
+            return CompileResult(manifest, folder, True)
         require_compiler()
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
         try:
             with faults_as_refusals():
                 manifest = _run_job(path, model_name, key, cache, target, phases, dimensions, choice, span)
             _tell_zip_maps(path, model_name)
-            return Compiled(manifest, folder, False)
+            return CompileResult(manifest, folder, False)
         except (CompilerFaultError, MemoryError) as error:
             if dimensions:
                 raise
@@ -270,7 +270,7 @@ def _compile_static(
         except UnsupportedModelError as error:
             raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
         _tell_zip_maps(path, model_name)
-        return Compiled(manifest, folder, False)
+        return CompileResult(manifest, folder, False)
 
 
 def _run_job(
@@ -282,7 +282,7 @@ def _run_job(
     phases: Phases,
     dimensions: Mapping[str, int],
     choice: "_Choice",
-    span: Span | None,
+    span: SizeSpan | None,
 ) -> Manifest:
     with phases.timed("import"):
         gc.set_threshold(COLLECT_AFTER)
@@ -290,11 +290,11 @@ def _run_job(
             from gangway.compiler.frontend.importer import require_sizes  # noqa: PLC0415 - onnx and numpy
 
             require_sizes(path)
-        from gangway.compiler.job import Job  # noqa: PLC0415 - TVM takes a second
+        from gangway.compiler.job import CompileJob  # noqa: PLC0415 - TVM takes a second
         from gangway.compiler.span import SpanJob  # noqa: PLC0415
     if span is not None:
         return SpanJob(path, model_name, key, target, phases, dimensions, span).run(cache.folder(key))
-    job = Job(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
+    job = CompileJob(path, model_name, key, target, phases, dimensions, choice.precision, choice.keep_fp32)
     return job.run(cache.folder(key))
 
 
@@ -319,11 +319,11 @@ def _leave(
     cache: Cache,
     target: TargetSpec,
     progress: Progress,
-) -> Compiled:
+) -> CompileResult:
     folder = cache.folder(key)
     with cache.lock(key):
         if manifest := cache.lookup(key):
-            return Compiled(manifest, folder, True)
+            return CompileResult(manifest, folder, True)
         require_compiler()
         phase_us = {"key": (time.monotonic_ns() - start_ns) // 1000}
         progress("import", 0, 1)
@@ -333,4 +333,4 @@ def _leave(
         error = UnsupportedModelError(refusal)
         manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, error, optional, mark)
         _tell_zip_maps(path, model_name)
-        return Compiled(manifest, folder, False)
+        return CompileResult(manifest, folder, False)

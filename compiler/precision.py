@@ -16,7 +16,7 @@ from gangway.base.json_codec import decode, encode
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import CompilerFaultError, faults_as_refusals
 from gangway.compiler.key import known_compiler, model_key
-from gangway.compiler.pipeline import Compiled, compile_model, find_compiled
+from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled
 from gangway.compiler.progress import AGREEMENT_PHASE, Progress
 from gangway.compiler.target import for_precision
 
@@ -38,7 +38,7 @@ def compile_in_precision(
     whole: bool = False,
     uncompiled: str | None = None,
     keep_fp32: Collection[str] = (),
-) -> Compiled:
+) -> CompileResult:
     """Return the artifact in bf16 if its answers agree with those in fp32, else that in fp32.
 
     Its manifest's `precision_note` says how they agree, or why it is in fp32. Layers by which they differ most stay in
@@ -75,7 +75,7 @@ def find_in_precision(
     target: TargetSpec,
     wanted: WantedPrecision,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
-) -> Compiled | None:
+) -> CompileResult | None:
     """Return what `compile_in_precision` finds in the cache; None if it must compile. Raises ModelError, OSError."""
     exact = find_compiled(path, cache, target, dimensions=dimensions)
     if exact is None or wanted.name == FP32 or exact.manifest.engine is not Engine.NATIVE:
@@ -90,7 +90,7 @@ def find_in_precision(
     return found and noted(found, str(chosen))
 
 
-def noted(compiled: Compiled, note: str) -> Compiled:
+def noted(compiled: CompileResult, note: str) -> CompileResult:
     """Return it with a note on its precision."""
     return replace(compiled, manifest=replace(compiled.manifest, precision_note=note))
 
@@ -113,7 +113,7 @@ class _Job:
         key = model_key(self.path, target, self.dimensions, compiler, BF16, keep_fp32)
         return self.cache.root / "precisions" / f"{key}-{min_cosine!r}.json"
 
-    def compiled(self, kept: Collection[str]) -> Compiled:
+    def compiled(self, kept: Collection[str]) -> CompileResult:
         """Return the artifact whose layers `kept` are in fp32."""
         return compile_model(
             self.path,
@@ -126,7 +126,7 @@ class _Job:
             keep_fp32=kept,
         )
 
-    def choose(self, exact: Compiled, min_cosine: float, kept: tuple[str, ...]) -> ChosenPrecision:
+    def choose(self, exact: CompileResult, min_cosine: float, kept: tuple[str, ...]) -> ChosenPrecision:
         """Compile with ever more layers in fp32, until answers agree or there are no others."""
         from gangway.compiler.agreement import compare  # noqa: PLC0415 - numpy and TVM take a second
 

@@ -1,4 +1,4 @@
-"""One artifact for a span of sizes: the layers of all are the same, and what differs are numbers (`Instances`).
+"""One artifact for a span of sizes: the layers of all are the same, and what differs are numbers (`SizeInstances`).
 
 Each size is lowered and placed like any other, so an instance is what the artifact of its size alone would be. Sizes
 with other layers than most, and those that cannot be compiled, are left out.
@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest, Space, TargetSpec
-from gangway.artifact.instances import Instance, Instances, Place, Span, Varying
+from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest, MemorySpace, TargetSpec
+from gangway.artifact.instances import NumberPlace, SizeInstance, SizeInstances, SizeSpan, Varying
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
-from gangway.compiler.candidate import Candidate
+from gangway.compiler.candidate import CompiledCandidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, TensorType
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.job import Figures, Job, Lowered, lower_graph, write_layers
+from gangway.compiler.job import CompileJob, Lowered, ManifestFigures, lower_graph, write_layers
 from gangway.compiler.kernels.codegen import WrittenWeights, choose_plans, with_batch_plans
 from gangway.compiler.kernels.objects import KernelObjects, has_extents
 from gangway.compiler.kernels.plain_specs import IslandSpec, ZerosSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, ConvTransposeSpec, KernelSpec, VolumeConvSpec
 from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 from gangway.compiler.place.arena import keeps_zeros
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.place.memory import Buffer, PlacedLayer
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
 from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
@@ -48,7 +48,7 @@ class _Size:
     graph: Graph
     layers: tuple[Layer, ...]
     lowered: Lowered  # without steps
-    figures: Figures
+    figures: ManifestFigures
 
     @property
     def structure(self) -> object:
@@ -56,7 +56,7 @@ class _Size:
         return self.graph.batched, tuple(map(_structure, self.layers))
 
 
-class SpanJob(Job):
+class SpanJob(CompileJob):
     """A compilation for a span of sizes, in float32; the other symbols have the sizes of `dimensions`."""
 
     def __init__(
@@ -67,7 +67,7 @@ class SpanJob(Job):
         target: TargetSpec,
         phases: Phases,
         dimensions: Mapping[str, int],
-        span: Span,
+        span: SizeSpan,
     ) -> None:
         super().__init__(path, model_name, key, target, phases, dimensions)
         self._span = span
@@ -136,7 +136,7 @@ class SpanJob(Job):
         kernels = objects.build(with_batch_plans(plans, self._target, graph.batched), names, lambda done, total: None)
         layers, _ = write_layers(steps, plans, kernels, self._target, writer, self._written)
         kept = replace(lowered, steps=[], arena_bytes=arena_bytes)
-        return _Size(value, replace(graph, constants={}), layers, kept, Figures.of(steps, self._target))
+        return _Size(value, replace(graph, constants={}), layers, kept, ManifestFigures.of(steps, self._target))
 
     def _difference(self, sizes: Sequence[_Size], writer: ArtifactWriter) -> str:
         """Compare so many sizes with onnxruntime that each kernel has been compared; return how answers differ."""
@@ -147,7 +147,7 @@ class SpanJob(Job):
                 continue
             compared |= symbols
             arena_bytes = size.lowered.arena_bytes
-            made = Candidate(size.graph, size.layers, writer.kernels_path, weights_path, arena_bytes)
+            made = CompiledCandidate(size.graph, size.layers, writer.kernels_path, weights_path, arena_bytes)
             if is_doubtful(size.layers) and self._target.name == detect().name:
                 require_speed(self._path, self._sizes_of(size), made)
             found = difference_from_onnxruntime(self._path, self._sizes_of(size), made, tail=False)
@@ -156,12 +156,14 @@ class SpanJob(Job):
         return ""
 
 
-def _with_zeros(lowered: Lowered, stamp: int, lanes: int) -> tuple[list[Step], int]:
+def _with_zeros(lowered: Lowered, stamp: int, lanes: int) -> tuple[list[PlacedLayer], int]:
     """Return the steps behind one that renews what must be zero in their arena, and the arena's size in bytes.
 
     The stamp lies before all others.
     """
-    buffers = {id(buffer): buffer for step in lowered.steps for buffer in step.buffers if buffer.space == Space.ARENA}
+    buffers = {
+        id(buffer): buffer for step in lowered.steps for buffer in step.buffers if buffer.space == MemorySpace.ARENA
+    }
     end_bytes = lowered.arena_bytes + ALIGNMENT_BYTES
     begin_bytes = end_bytes
     for buffer in buffers.values():
@@ -173,7 +175,7 @@ def _with_zeros(lowered: Lowered, stamp: int, lanes: int) -> tuple[list[Step], i
     kind = TensorType((1,), "int32")
     stamp_buffer = Buffer(kind, "plain", None)
     zeros = Buffer(kind, "plain", None, offset_bytes=begin_bytes)
-    first = Step("zeros", "Zeros", ZerosSpec(words, stamp), (stamp_buffer,), zeros)
+    first = PlacedLayer("zeros", "Zeros", ZerosSpec(words, stamp), (stamp_buffer,), zeros)
     return [first, *lowered.steps], max(end_bytes, begin_bytes + 4 * words)
 
 
@@ -222,7 +224,9 @@ def _kernels(layers: Iterable[Layer]) -> Iterator[str]:
             yield version.batch.symbol
 
 
-def _instances(dimensions: Sequence[Mapping[str, int]], symbols: tuple[str, ...], sizes: Sequence[_Size]) -> Instances:
+def _instances(
+    dimensions: Sequence[Mapping[str, int]], symbols: tuple[str, ...], sizes: Sequence[_Size]
+) -> SizeInstances:
     """Return the instances, with the numbers that are not the same in all of them."""
     kernels = tuple(dict.fromkeys(symbol for size in sizes for symbol in _kernels(size.layers)))
     places_of = {symbol: place for place, symbol in enumerate(kernels)}
@@ -233,7 +237,7 @@ def _instances(dimensions: Sequence[Mapping[str, int]], symbols: tuple[str, ...]
     numbers = [dict(_numbers(size, places_of, most)) for size in sizes]
     places = tuple(place for place in numbers[0] if len({each[place] for each in numbers}) > 1)
     each = tuple(
-        Instance(
+        SizeInstance(
             tuple(given[symbol] for symbol in symbols),
             _shapes(size.graph, size.graph.inputs),
             _shapes(size.graph, size.graph.outputs),
@@ -241,7 +245,7 @@ def _instances(dimensions: Sequence[Mapping[str, int]], symbols: tuple[str, ...]
         )
         for given, size, found in zip(dimensions, sizes, numbers, strict=True)
     )
-    return Instances(symbols, kernels, places, each)
+    return SizeInstances(symbols, kernels, places, each)
 
 
 def _shapes(graph: Graph, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -249,21 +253,21 @@ def _shapes(graph: Graph, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     return tuple((-1, *shape[1:]) if graph.batched else shape for shape in shapes)
 
 
-def _numbers(size: _Size, kernels: Mapping[str, int], most: Sequence[int]) -> Iterator[tuple[Place, int]]:
+def _numbers(size: _Size, kernels: Mapping[str, int], most: Sequence[int]) -> Iterator[tuple[NumberPlace, int]]:
     for number, layer in enumerate(size.layers):
         (version,) = layer.versions
-        yield Place(Varying.ARGUMENTS, number), len(layer.arguments)
+        yield NumberPlace(Varying.ARGUMENTS, number), len(layer.arguments)
         offsets = [argument.offset_bytes for argument in layer.arguments]
         for index, offset in enumerate(offsets + [0] * (most[number] - len(offsets))):
-            yield Place(Varying.OFFSET, number, index), offset
-        yield Place(Varying.KERNEL, number), kernels[version.symbol]
-        yield Place(Varying.TASKS, number), version.tasks
+            yield NumberPlace(Varying.OFFSET, number, index), offset
+        yield NumberPlace(Varying.KERNEL, number), kernels[version.symbol]
+        yield NumberPlace(Varying.TASKS, number), version.tasks
         if version.batch:
-            yield Place(Varying.BATCH_KERNEL, number), kernels[version.batch.symbol]
-            yield Place(Varying.BATCH_TASKS, number), version.batch.tasks
-        yield Place(Varying.MAX_RANKS, number), layer.max_ranks
-        yield Place(Varying.ROW_NS, number), layer.row_ns
+            yield NumberPlace(Varying.BATCH_KERNEL, number), kernels[version.batch.symbol]
+            yield NumberPlace(Varying.BATCH_TASKS, number), version.batch.tasks
+        yield NumberPlace(Varying.MAX_RANKS, number), layer.max_ranks
+        yield NumberPlace(Varying.ROW_NS, number), layer.row_ns
     sides = (Varying.INPUT_BYTES, size.graph.inputs), (Varying.OUTPUT_BYTES, size.graph.outputs)
     for kind, names in sides:
         for index, name in enumerate(names):
-            yield Place(kind, 0, index), size.graph.types[name].size_bytes
+            yield NumberPlace(kind, 0, index), size.graph.types[name].size_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gangway.artifact.format import Layer
-from gangway.compiler.candidate import Call, Candidate, Memory
+from gangway.compiler.candidate import Call, CandidateMemory, CompiledCandidate
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.lower.reference import best_us, example
 from gangway.compiler.model_file import open_model
@@ -30,7 +30,7 @@ def is_doubtful(layers: Sequence[Layer]) -> bool:
     return any(part in layer.operator for layer in layers for part in _QUANTISED)
 
 
-def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidate) -> None:
+def require_speed(path: Path, dimensions: Mapping[str, int], candidate: CompiledCandidate) -> None:
     """Raise UnsupportedModelError if a row of a quantised model takes 1.1 times onnxruntime's time, and 0.1 ms more.
 
     With layers that onnxruntime computes, 0.9 times are too much. Nothing is said of models that onnxruntime cannot
@@ -44,7 +44,7 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Candidat
         session.run(None, feeds)
     except Exception:  # onnxruntime's own exceptions have no common base
         return
-    calls = candidate.calls(Memory.of(candidate, feeds))
+    calls = candidate.calls(CandidateMemory.of(candidate, feeds))
     ours_us = theirs_us = float("inf")
     for _ in range(ROUNDS):
         theirs_us = min(theirs_us, best_us(lambda: session.run(None, feeds)))

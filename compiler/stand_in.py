@@ -19,7 +19,7 @@ from gangway.artifact.onnx_session import open_session, reason_of
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.base.host_limits import anonymous_bytes
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
-from gangway.compiler.fallback import Trials, check_tensors, make_readable_copy, whole_layer
+from gangway.compiler.fallback import SessionTrials, check_tensors, make_readable_copy, whole_layer
 from gangway.compiler.frontend.importer import count_parameters, read_graph
 from gangway.compiler.frontend.ml_operators import drop_zip_maps
 from gangway.compiler.frontend.onnx_file import Stretch
@@ -121,7 +121,7 @@ def _opens(path: Path) -> Callable[[], int]:
             raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
         check_tensors(session.get_inputs(), session.get_outputs())
         with suppress(Exception):  # whatever it does not like about zeros
-            Trials(session, are_apart=False).run(session.get_inputs(), rows=1, sizes={})
+            SessionTrials(session, are_apart=False).run(session.get_inputs(), rows=1, sizes={})
         return max(0, session_bytes)
 
     return opened

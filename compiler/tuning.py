@@ -27,7 +27,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.key import require_compiler
-from gangway.compiler.pipeline import Compiled, compile_static
+from gangway.compiler.pipeline import CompileResult, compile_static
 from gangway.compiler.target import UnsupportedTargetError, detect
 
 Report = Callable[[dict[str, Any]], None]
@@ -64,7 +64,7 @@ def _serve_orders(options: argparse.Namespace, report: Report) -> None:
 
 
 def _answer_orders(
-    path: Path, dimensions: Mapping[str, int], compiled: Compiled, trials: int, scratch: Path, report: Report
+    path: Path, dimensions: Mapping[str, int], compiled: CompileResult, trials: int, scratch: Path, report: Report
 ) -> None:
     from gangway.compiler.job import steps_of  # noqa: PLC0415 - imports TVM: a second
     from gangway.compiler.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.format import Manifest, TargetSpec
-from gangway.artifact.tuning import Candidate, TunedKernel, Tuning, TuningError
+from gangway.artifact.tuning import KnobCandidate, TunedKernel, Tuning, TuningError
 from gangway.artifact.writer import VariantWriter
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.job import steps_of
@@ -23,11 +23,11 @@ from gangway.compiler.kernels.objects import has_extents
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.costs import max_ranks, shape_text
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 
 
 @dataclass(frozen=True)
-class Kernel:
+class DistinctKernel:
     """Layers of one spec: a name and the fused operators for people, and what may compute them, static choice first."""
 
     name: str
@@ -37,28 +37,28 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Space:
+class KernelSpace:
     """The distinct kernels of a model; `layers[l]` is the number of the one that computes layer l."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[DistinctKernel, ...]
     layers: tuple[int, ...]
 
 
-def explore(steps: Sequence[Step], target: TargetSpec, trials: int) -> Space:
+def explore(steps: Sequence[PlacedLayer], target: TargetSpec, trials: int) -> KernelSpace:
     """Return up to `trials` plans of each distinct spec."""
     uses = Counter(step.spec for step in steps)
     first = {step.spec: step for step in reversed(steps)}
     kernels = tuple(
-        Kernel(shape_text(first[spec]), first[spec].operator, count, registry.versions(spec, target, trials))
+        DistinctKernel(shape_text(first[spec]), first[spec].operator, count, registry.versions(spec, target, trials))
         for spec, count in uses.items()
     )
     numbers = {spec: number for number, spec in enumerate(uses)}
-    return Space(kernels, tuple(numbers[step.spec] for step in steps))
+    return KernelSpace(kernels, tuple(numbers[step.spec] for step in steps))
 
 
-def candidate(plan: KernelPlan) -> Candidate:
+def candidate(plan: KernelPlan) -> KnobCandidate:
     """Return a plan as data."""
-    return Candidate(knob_text(plan), plan.description, plan.tasks, plan.blocking_bytes, plan.parallelism)
+    return KnobCandidate(knob_text(plan), plan.description, plan.tasks, plan.blocking_bytes, plan.parallelism)
 
 
 def knob_text(plan: KernelPlan) -> str:
@@ -95,7 +95,7 @@ class KernelStore:
 def write_variant(
     original: Path,
     manifest: Manifest,
-    steps: Sequence[Step],
+    steps: Sequence[PlacedLayer],
     versions: Sequence[Sequence[KernelPlan]],
     store: KernelStore,
     folder: Path,
@@ -143,7 +143,7 @@ def compile_tuned(
         return write_variant(original, replace(manifest, phase_us=phase_us), steps, versions, store, folder)
 
 
-def find_plans(tuning: Tuning, steps: Sequence[Step], target: TargetSpec) -> list[tuple[KernelPlan, ...]]:
+def find_plans(tuning: Tuning, steps: Sequence[PlacedLayer], target: TargetSpec) -> list[tuple[KernelPlan, ...]]:
     """Return the plans of each layer's versions. Raises TuningError when the model has no such layers or knobs."""
     if len(tuning.layers) != len(steps):
         raise TuningError(f"the tuning has {len(tuning.layers)} layers, the model {len(steps)}")
@@ -156,7 +156,7 @@ def find_plans(tuning: Tuning, steps: Sequence[Step], target: TargetSpec) -> lis
     return [found[number] for number in tuning.layers]
 
 
-def _plans(kernel: TunedKernel, step: Step, target: TargetSpec, trials: int) -> tuple[KernelPlan, ...]:
+def _plans(kernel: TunedKernel, step: PlacedLayer, target: TargetSpec, trials: int) -> tuple[KernelPlan, ...]:
     plans = {knob_text(plan): plan for plan in registry.versions(step.spec, target, trials)}
     try:
         return tuple(plans[version.knobs] for version in kernel.versions)

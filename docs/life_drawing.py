@@ -6,20 +6,20 @@ Each arrow is an entry of the table in `server/control/supervisor/model_life.py`
 import math
 from pathlib import Path
 
-from gangway.server.control.supervisor.model_life import TRANSITIONS, State
+from gangway.server.control.supervisor.model_life import TRANSITIONS, VersionState
 
 PICTURE = Path(__file__).parent / "assets" / "model-life.svg"
 # Centres of the boxes.
 PLACES = {
-    State.ABSENT: (110, 240),
-    State.UNKNOWN: (110, 70),
-    State.LOADING: (400, 70),
-    State.READY: (760, 70),
-    State.UNLOADING: (760, 270),
-    State.UNLOADED: (620, 440),
-    State.FAILED: (280, 440),
+    VersionState.ABSENT: (110, 240),
+    VersionState.UNKNOWN: (110, 70),
+    VersionState.LOADING: (400, 70),
+    VersionState.READY: (760, 70),
+    VersionState.UNLOADING: (760, 270),
+    VersionState.UNLOADED: (620, 440),
+    VersionState.FAILED: (280, 440),
 }
-COLOURS = {State.READY: "#2f7d4f", State.FAILED: "#b3372f", State.LOADING: "#0969da"}
+COLOURS = {VersionState.READY: "#2f7d4f", VersionState.FAILED: "#b3372f", VersionState.LOADING: "#0969da"}
 GREY = "#6b7684"
 WIDTH, HEIGHT = 126, 46
 BEND = 26  # how far a curve is from the straight line
@@ -33,7 +33,7 @@ def svg() -> str:
         "<title>The states of a model's version, and what may follow each</title>",
         '<rect x="1" y="1" width="878" height="518" rx="10" fill="#f6f8fa" stroke="#d0d7de"/>',
         "<defs>",
-        *(_head(state) for state in State),
+        *(_head(state) for state in VersionState),
         "</defs>",
     ]
     for before, all_after in TRANSITIONS.items():
@@ -54,14 +54,14 @@ def svg() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _head(state: State) -> str:
+def _head(state: VersionState) -> str:
     return (
         f'<marker id="{state.value}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8"'
         f' orient="auto"><path d="M0 0L10 5L0 10z" fill="{COLOURS.get(state, GREY)}"/></marker>'
     )
 
 
-def _curve(before: State, after: State) -> str:
+def _curve(before: VersionState, after: VersionState) -> str:
     """Return the way from box to box, bent to its own left, so that there and back are two lines."""
     (x1, y1), (x2, y2) = PLACES[before], PLACES[after]
     length = math.hypot(x2 - x1, y2 - y1)
@@ -77,7 +77,7 @@ def _border(centre: tuple[float, float], towards: tuple[float, float]) -> tuple[
     return centre[0] + dx * scale, centre[1] + dy * scale
 
 
-def _loop(state: State) -> str:
+def _loop(state: VersionState) -> str:
     """Return an ear, above the box in the upper half and below it in the lower one."""
     x, y = PLACES[state]
     side = -1 if y < 200 else 1

@@ -23,7 +23,7 @@ WORD_BYTES: Final = 8
 MAX_RANK: Final = 64
 
 
-class Part(NamedTuple):
+class FramePart(NamedTuple):
     """One tensor's place in a frame: shape, where its contents begin, how many bytes they are."""
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 class Frame(NamedTuple):
     """Where everything lies, and how many bytes that is."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FramePart, ...]
     size_bytes: int
 
 
@@ -44,7 +44,7 @@ def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
     parts = []
     for shape, size_bytes in tensors:
         offset = _aligned(end)
-        parts.append(Part(tuple(shape), offset, size_bytes))
+        parts.append(FramePart(tuple(shape), offset, size_bytes))
         end = offset + size_bytes
     return Frame(tuple(parts), _aligned(end))
 
@@ -127,7 +127,7 @@ def read_frame(view: memoryview) -> Frame:
     return frame
 
 
-def is_absent(part: Part) -> bool:
+def is_absent(part: FramePart) -> bool:
     """Whether the place of an optional input is empty: not even a scalar has no bytes."""
     return part.shape == () and not part.size_bytes
 

@@ -18,7 +18,7 @@ MAX_MEMBERS: Final = _native.MAX_MEMBERS  # of one lease
 _MOST_PASS_PHASES: Final = _native.MAX_PHASES - _native.MAX_LAYERS
 
 
-class Control(IntEnum):
+class LeaseControl(IntEnum):
     """The control word."""
 
     RUN = _native.CONTROL_RUN
@@ -131,7 +131,7 @@ class Lease:
         """
         _native.lease_plan(self._view, self._offset, step, versions, block_ranks)
 
-    def set_control(self, control: Control) -> None:
+    def set_control(self, control: LeaseControl) -> None:
         """Ask the gang to stop. To be taken back by `resume` only, when all have left."""
         _native.lease_set_control(self._view, self._offset, control)
 

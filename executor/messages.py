@@ -116,7 +116,7 @@ class Kept(msgspec.Struct, frozen=True):
         return _MODEL.pack(_KEPT_KIND, self.model_id, 0, b"")
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunLease(msgspec.Struct, frozen=True):
     """Scheduler to worker: join the lease, in its present generation, as this rank. Answered by exactly one Left."""
 
     lease: int
@@ -128,7 +128,7 @@ class Run(msgspec.Struct, frozen=True):
         return _RUN.pack(MessageKind.RUN, self.lease, self.rank, self.generation)
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadArtifact(msgspec.Struct, frozen=True):
     """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits.
 
     `at_once`: no gang can have this worker before, so the load need not give way to one.
@@ -164,7 +164,7 @@ class Exit(msgspec.Struct, frozen=True):
         return _KIND.pack(MessageKind.EXIT)
 
 
-class Left(NamedTuple):
+class LeaseLeft(NamedTuple):
     """Worker to scheduler: this rank touches the lease and its memory no more. Times on CLOCK_MONOTONIC."""
 
     lease: int
@@ -201,7 +201,7 @@ class Unloaded(msgspec.Struct, frozen=True):
         return _MODEL.pack(MessageKind.UNLOADED, self.model_id, 0, b"")
 
 
-class Ready(msgspec.Struct, frozen=True):
+class WorkerReady(msgspec.Struct, frozen=True):
     """Worker to scheduler, its first message: older commands are discarded, no model is loaded, new ones are taken."""
 
     pid: int
@@ -211,7 +211,20 @@ class Ready(msgspec.Struct, frozen=True):
         return _WORKER.pack(MessageKind.READY, self.pid)
 
 
-Message = Submit | Cancel | Held | Kept | Run | Load | Unload | Exit | Left | Loaded | Unloaded | Ready
+Message = (
+    Submit
+    | Cancel
+    | Held
+    | Kept
+    | RunLease
+    | LoadArtifact
+    | Unload
+    | Exit
+    | LeaseLeft
+    | Loaded
+    | Unloaded
+    | WorkerReady
+)
 
 
 def unpack(raw: bytes) -> Message:
@@ -224,7 +237,7 @@ def unpack(raw: bytes) -> Message:
 
 
 def pack_run(lease: int, rank: int, generation: int) -> bytes:
-    """Return what `Run(lease, rank, generation).pack()` does, faster."""
+    """Return what `RunLease(lease, rank, generation).pack()` does, faster."""
     return _RUN.pack(_RUN_KIND, lease, rank, generation)
 
 
@@ -354,9 +367,9 @@ def ring_bytes(capacity: int) -> int:
     return _native.RING_HEADER_BYTES + capacity * MESSAGE_BYTES
 
 
-def _unpack_load(raw: bytes) -> Load:
+def _unpack_load(raw: bytes) -> LoadArtifact:
     _, model_id, at_once, key = _MODEL.unpack(raw)
-    return Load(model_id, key[:_KEY_BYTES].hex(), at_once != 0)
+    return LoadArtifact(model_id, key[:_KEY_BYTES].hex(), at_once != 0)
 
 
 def _unpack_loaded(raw: bytes) -> Loaded:
@@ -364,11 +377,11 @@ def _unpack_loaded(raw: bytes) -> Loaded:
     return Loaded(model_id, ok != 0, error.rstrip(b"\0").decode(errors="replace"))
 
 
-def _unpack_left(raw: bytes) -> Left:
+def _unpack_left(raw: bytes) -> LeaseLeft:
     _, lease, rank, generation, reason, joined_ns, left_ns = _LEFT.unpack(raw)
     if reason >= len(_REASONS):
         raise ValueError(f"{reason} is no reason to leave")
-    return Left(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
+    return LeaseLeft(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
 
 
 _RUN_KIND, _SUBMIT_KIND = int(MessageKind.RUN), int(MessageKind.SUBMIT)
@@ -378,12 +391,12 @@ _MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
     MessageKind.CANCEL: lambda raw: Cancel(*_SLOT.unpack(raw)),
     _HELD_KIND: lambda raw: Held(*_MODEL.unpack(raw)[1:3]),
     _KEPT_KIND: lambda raw: Kept(_MODEL.unpack(raw)[1]),
-    MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
+    MessageKind.RUN: lambda raw: RunLease(*_RUN.unpack(raw)[1:]),
     MessageKind.LOAD: _unpack_load,
     MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),
     MessageKind.EXIT: lambda raw: Exit(),
     MessageKind.LEFT: _unpack_left,
     MessageKind.LOADED: _unpack_loaded,
     MessageKind.UNLOADED: lambda raw: Unloaded(_MODEL.unpack(raw)[1]),
-    MessageKind.READY: lambda raw: Ready(_WORKER.unpack(raw)[1]),
+    MessageKind.READY: lambda raw: WorkerReady(_WORKER.unpack(raw)[1]),
 }

@@ -24,9 +24,9 @@ from gangway.base.host_limits import trim_heap
 from gangway.base.process import LOG_WARNING, use_worker_priority, write_log_line
 from gangway.executor import _native
 from gangway.executor.frames import (
+    FramePart,
     FrameReader,
     FrameWriter,
-    Part,
     header_of,
     is_absent,
     join_strings,
@@ -255,7 +255,7 @@ def failure_of(error: Exception) -> Failure:
     return _BLAMED.search(str(error)) is not None, reason_of(error)
 
 
-def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:
+def _array(tensor: TensorSpec, part: FramePart, request: memoryview) -> Any:
     """Return an input. Raises NoTextError."""
     content = request[part.offset : part.offset + part.size_bytes]
     if tensor.datatype == "BYTES":

@@ -94,7 +94,7 @@ class Segment:
                 raise OSError(error, f"fallocate of {size_bytes} bytes of shared memory: {os.strerror(error)}")
 
 
-class Layout:
+class StructLayout:
     """One structure. `size_bytes`: with what follows its last field."""
 
     def __init__(self, name: str) -> None:
@@ -140,19 +140,19 @@ class Layout:
         return "".join(parts), at
 
 
-MESSAGE: Final = Layout("message")
-REQUEST_MESSAGE: Final = Layout("request_message")
-GANG_MESSAGE: Final = Layout("gang_message")
-MODEL_MESSAGE: Final = Layout("model_message")
-WORKER_MESSAGE: Final = Layout("worker_message")
-BELL: Final = Layout("bell")
-WORKER_STATUS: Final = Layout("worker_status")
-SLOT: Final = Layout("slot")
-CONTROL_HEADER: Final = Layout("control_header")
-MODEL_ACCOUNT: Final = Layout("model_account")
-SCHEDULER_BLOCK: Final = Layout("scheduler_block")
-WORKER_ACCOUNT: Final = Layout("worker_account")
-SERVER_BLOCK: Final = Layout("server_block")
-HEARTBEAT: Final = Layout("heartbeat")
-LOST_REGIONS: Final = Layout("lost_regions")
-DECISION_BLOCK: Final = Layout("decision_block")
+MESSAGE: Final = StructLayout("message")
+REQUEST_MESSAGE: Final = StructLayout("request_message")
+GANG_MESSAGE: Final = StructLayout("gang_message")
+MODEL_MESSAGE: Final = StructLayout("model_message")
+WORKER_MESSAGE: Final = StructLayout("worker_message")
+BELL: Final = StructLayout("bell")
+WORKER_STATUS: Final = StructLayout("worker_status")
+SLOT: Final = StructLayout("slot")
+CONTROL_HEADER: Final = StructLayout("control_header")
+MODEL_ACCOUNT: Final = StructLayout("model_account")
+SCHEDULER_BLOCK: Final = StructLayout("scheduler_block")
+WORKER_ACCOUNT: Final = StructLayout("worker_account")
+SERVER_BLOCK: Final = StructLayout("server_block")
+HEARTBEAT: Final = StructLayout("heartbeat")
+LOST_REGIONS: Final = StructLayout("lost_regions")
+DECISION_BLOCK: Final = StructLayout("decision_block")

@@ -3,7 +3,7 @@
 It runs leases in C (native/worker.c) and comes back here only to load, unload or exit. It stays small: no numpy, unless
 it is given a model that only onnxruntime can execute.
 
-A thread of its own loads and unloads models (`ModelJobs`), while the worker goes on running leases. Opening a model
+A thread of its own loads and unloads models (`ModelLoads`), while the worker goes on running leases. Opening a model
 takes a millisecond or, in onnxruntime, seconds; a gang whose rank is away for so long stands still. Only the thread
 that runs leases touches the worker itself: results come to it by `nudge`. What a model is for the layer loop is a table
 in C (`struct layer_record`, native/py_program.c), which `load_program` packs from the artifact on disk.
@@ -34,7 +34,7 @@ from gangway.artifact.format import (
     TensorSpec,
     plan_staging,
 )
-from gangway.artifact.instances import Instances
+from gangway.artifact.instances import SizeInstances
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
 from gangway.base.host_limits import trim_heap
 from gangway.base.process import (
@@ -51,7 +51,7 @@ from gangway.base.process import (
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.instance_addresses import InstanceAddresses
-from gangway.executor.messages import Exit, Kept, Load, Loaded, Ready, Ring, Unload, Unloaded, unpack
+from gangway.executor.messages import Exit, Kept, LoadArtifact, Loaded, Ring, Unload, Unloaded, WorkerReady, unpack
 from gangway.executor.python_program import load_python
 from gangway.executor.regions import RegionJobs, region_peer
 from gangway.executor.segment import Segment
@@ -78,7 +78,7 @@ class _Done:
     program: _native.Program | None
 
 
-class ModelJobs:
+class ModelLoads:
     """Loads and unloads of models, each in a thread that runs while the worker's core is idle.
 
     With the idle policy alone a load on a busy core would never end: after IDLE_TIMEOUT_S it gets a nice value instead.
@@ -106,7 +106,7 @@ class ModelJobs:
         self._last: threading.Thread | None = None
         self.pending = 0
 
-    def start(self, job: Load | Unload) -> None:
+    def start(self, job: LoadArtifact | Unload) -> None:
         """Start a job; earlier ones are done first."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         if isinstance(job, Unload):
@@ -128,15 +128,15 @@ class ModelJobs:
             self._worker.set_program(done.answer.model_id, done.program)
             self._worker.send(done.answer.pack())
 
-    def _work(self, job: Load | Unload, before: threading.Thread | None, in_background: bool = True) -> None:
+    def _work(self, job: LoadArtifact | Unload, before: threading.Thread | None, in_background: bool = True) -> None:
         """Do one job after the one before. Each has a thread: not every system lets a thread leave the idle policy."""
         try:
             if before is not None:
                 before.join()
-            at_once = isinstance(job, Load) and job.at_once
+            at_once = isinstance(job, LoadArtifact) and job.at_once
             in_background = in_background and not at_once and not self._keeps_priority(job)
             with _background_priority() if in_background else nullcontext():
-                done = self._load(job) if isinstance(job, Load) else self._unload(job)
+                done = self._load(job) if isinstance(job, LoadArtifact) else self._unload(job)
             self._done.put(done)
             del done
             self._worker.nudge()
@@ -144,15 +144,15 @@ class ModelJobs:
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)  # as whenever a worker fails: it is replaced
 
-    def _keeps_priority(self, job: Load | Unload) -> bool:
+    def _keeps_priority(self, job: LoadArtifact | Unload) -> bool:
         """Whether threads of the model would have the priority of who loads it for ever, and delay their gangs."""
-        if not isinstance(job, Load) or may_raise_priority():
+        if not isinstance(job, LoadArtifact) or may_raise_priority():
             return False
         with suppress(ArtifactError):
             return read_manifest(self._cache_dir / job.key).engine is Engine.ONNXRUNTIME
         return False
 
-    def _load(self, job: Load) -> _Done:
+    def _load(self, job: LoadArtifact) -> _Done:
         folder = self._cache_dir / job.key
         try:
             manifest = read_manifest(folder)
@@ -208,10 +208,10 @@ def main() -> None:
     if options.regions_fd >= 0:
         regions = RegionJobs(worker, region_peer(socket.socket(fileno=options.regions_fd)))
         regions.start()
-    worker.send(Ready(os.getpid()).pack())
+    worker.send(WorkerReady(os.getpid()).pack())
     most_cores = control.layout.workers - options.rank  # rank 0 has the first core
     instances, completions = InstanceAddresses(options.instances_fd), control.completion_rings[options.rank]
-    jobs = ModelJobs(worker, completions, options.cache_dir, most_cores, instances, options.rank)
+    jobs = ModelLoads(worker, completions, options.cache_dir, most_cores, instances, options.rank)
     while _run_until_command(worker, jobs, regions):
         pass
     if jobs.pending or regions is not None:
@@ -262,7 +262,7 @@ def _make_worker(control: ControlSegment, options: argparse.Namespace) -> _nativ
     )
 
 
-def _run_until_command(worker: _native.Worker, jobs: ModelJobs, regions: RegionJobs | None) -> bool:
+def _run_until_command(worker: _native.Worker, jobs: ModelLoads, regions: RegionJobs | None) -> bool:
     """Run leases until another command comes, and execute that; False after Exit."""
     command = worker.loop(jobs.pending > 0)
     if command is None:
@@ -271,7 +271,7 @@ def _run_until_command(worker: _native.Worker, jobs: ModelJobs, regions: RegionJ
             regions.answer()
         return True
     match unpack(command):
-        case Load() | Unload() as job:
+        case LoadArtifact() | Unload() as job:
             jobs.start(job)
         case Exit():
             return False
@@ -310,7 +310,7 @@ def load_program(folder: Path, most_cores: int) -> _native.Program:
     )
 
 
-def _instances(instances: Instances | None) -> tuple[bytes, bytes, tuple[str, ...]] | None:
+def _instances(instances: SizeInstances | None) -> tuple[bytes, bytes, tuple[str, ...]] | None:
     """Return where numbers go, the numbers of all instances, and names of kernels."""
     if instances is None:
         return None

@@ -10,14 +10,14 @@ from gangway.executor.launch import available_cores
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.repository import BrokenModel, read_model
 from gangway.server.errors import ConfigError
-from gangway.server.models.config import Qos, qos_of
+from gangway.server.models.config import QosConfig, qos_of
 
 
-def find_target(path: Path) -> Qos:
+def find_target(path: Path) -> QosConfig:
     """Return the latency target of a model directory's configuration; none of an .onnx file. Raises ValueError."""
     entry = read_model(path.resolve())[-1] if path.is_dir() else None
     try:
-        return Qos() if entry is None or isinstance(entry, BrokenModel) else qos_of(entry.config)
+        return QosConfig() if entry is None or isinstance(entry, BrokenModel) else qos_of(entry.config)
     except ConfigError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -15,7 +15,7 @@ from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars
 from gangway.executor.launch import available_cores
 from gangway.measure.arguments import find_model, positive_integer, positive_number
-from gangway.measure.composer import SEARCHES, ComposeOptions, Composition, compose
+from gangway.measure.composer import SEARCHES, ComposedSchedule, ComposeOptions, compose
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.measure.model_runner import RunError
 from gangway.scheduler.stages.found import found_path
@@ -110,7 +110,7 @@ async def _compile(models: Sequence[tuple[str, Path]], cache_dir: Path) -> list[
 
 def _compose(
     manifests: Sequence[Manifest], cache_dir: Path, cores: Sequence[int], wanted: ComposeOptions
-) -> Composition:
+) -> ComposedSchedule:
     with CompoundRunner(cache_dir, manifests, cores) as runner, ProgressBars(Console(stderr=True), columns=32) as bar:
         task = bar.add_task("schedules", total=1.0)
 
@@ -120,7 +120,7 @@ def _compose(
         return compose(runner, cache_dir, wanted, progress)
 
 
-def report(result: Composition) -> Iterator[str]:
+def report(result: ComposedSchedule) -> Iterator[str]:
     """Yield lines about the models, the two schedules as pictures of one scale, and the times."""
     found = result.found
     for letter, name, layers in zip(ascii_uppercase, found.names, found.layers, strict=False):

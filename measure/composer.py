@@ -12,7 +12,7 @@ from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.found import (
     FoundSchedule,
-    Sample,
+    PointerTime,
     SearchState,
     read_state,
     state_path,
@@ -20,7 +20,7 @@ from gangway.scheduler.stages.found import (
     write_state,
 )
 from gangway.scheduler.stages.ir import Pointers, Schedule
-from gangway.scheduler.stages.search import Record, Space, best, coordinate_descent, random_search
+from gangway.scheduler.stages.search import PointerSpace, Record, best, coordinate_descent, random_search
 
 SEARCHES: Final = ("coordinate", "random")
 RUNS: Final = 5  # of a candidate, by turns with the best so far
@@ -48,7 +48,7 @@ class ComposeOptions:
 
 
 @dataclass(frozen=True)
-class Composition:
+class ComposedSchedule:
     """What was found, and one run of the sequential schedule and of it: those of median time."""
 
     found: FoundSchedule
@@ -86,7 +86,7 @@ class ByTurns:
         return time_us
 
 
-def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, progress: Progress) -> Composition:
+def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, progress: Progress) -> ComposedSchedule:
     """Search, write what is found into the cache, and return it. A search that was killed goes on where it was.
 
     The sequential and the parallel schedule are among the candidates, and are measured again by turns with the best
@@ -103,7 +103,7 @@ def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, pr
     if state is None:
         streams = runner.streams()
         state = SearchState(keys, text, tuple(stream.latency_us for stream in streams), (), 0.0)
-    space = Space(_streams(runner, state), cores, options.pointers)
+    space = PointerSpace(_streams(runner, state), cores, options.pointers)
     records, seconds = _search(runner, space, state, path, options, progress)
     progress("final turns", 1.0)
     chosen, times_us, runs = _final(runner, space, best(records))
@@ -124,7 +124,7 @@ def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, pr
     )
     write_found(cache_dir, found)
     path.unlink(missing_ok=True)
-    return Composition(found, runs[space.starts()[0]], runs[chosen])
+    return ComposedSchedule(found, runs[space.starts()[0]], runs[chosen])
 
 
 def _streams(runner: CompoundRunner, state: SearchState) -> tuple[ModelProfile, ...]:
@@ -135,7 +135,12 @@ def _streams(runner: CompoundRunner, state: SearchState) -> tuple[ModelProfile, 
 
 
 def _search(
-    runner: CompoundRunner, space: Space, state: SearchState, path: Path, options: ComposeOptions, progress: Progress
+    runner: CompoundRunner,
+    space: PointerSpace,
+    state: SearchState,
+    path: Path,
+    options: ComposeOptions,
+    progress: Progress,
 ) -> tuple[list[Record], float]:
     """Measure schedules until the search or the time ends; return them, and the seconds, earlier attempts' included."""
     measure, known = ByTurns(runner), {sample.pointers: sample.time_us for sample in state.samples}
@@ -154,7 +159,9 @@ def _search(
         progress(f"{fastest_us / 1e3:.4g} ms", min(1.0, max(len(records) / total, seconds / options.seconds)))
         if now - kept > _KEEP_S:
             samples = known | {each.pointers: each.time_us for each in records}
-            write_state(path, replace(state, samples=tuple(Sample(*pair) for pair in samples.items()), seconds=seconds))
+            write_state(
+                path, replace(state, samples=tuple(PointerTime(*pair) for pair in samples.items()), seconds=seconds)
+            )
             kept = now
         if seconds > options.seconds and len(records) >= len(space.starts()):
             break
@@ -162,7 +169,7 @@ def _search(
 
 
 def _records(
-    measure: ByTurns, space: Space, options: ComposeOptions, known: Mapping[Pointers, float]
+    measure: ByTurns, space: PointerSpace, options: ComposeOptions, known: Mapping[Pointers, float]
 ) -> Iterator[Record]:
     if options.search == "random":
         samples = options.rounds * options.candidates * len(space.streams)
@@ -171,7 +178,7 @@ def _records(
 
 
 def _final(
-    runner: CompoundRunner, space: Space, record: Record
+    runner: CompoundRunner, space: PointerSpace, record: Record
 ) -> tuple[Pointers, dict[Pointers, float], dict[Pointers, CompoundTimes]]:
     """Return the pointers to keep, and of these, the sequential and the parallel ones: median times, and such a run."""
     starts = space.starts()

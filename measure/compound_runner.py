@@ -15,7 +15,7 @@ from typing import Final
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.executor.messages import Left
+from gangway.executor.messages import LeaseLeft
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus
 from gangway.measure.model_runner import (
     ANSWER_BYTES,
@@ -28,20 +28,20 @@ from gangway.measure.model_runner import (
 )
 from gangway.measure.profiler import core_counts
 from gangway.scheduler.profiles import ModelProfile, every_count
-from gangway.scheduler.stages.ir import Schedule, Segment, check_schedule
+from gangway.scheduler.stages.ir import Schedule, StreamSegment, check_schedule
 
 _PROFILE_RUNS: Final = 5
 _COMPUTED: Final = (SlotStatus.OK, SlotStatus.INVALID)  # kernels that refuse a number compute to the end
 
 
 @dataclass(frozen=True)
-class Span:
+class SegmentRun:
     """One segment as it ran, on workers [worker, worker + cores); microseconds since the compound task's begin.
 
     It begins where the stage before it ends; in the first stage, where its first rank arrives.
     """
 
-    segment: Segment
+    segment: StreamSegment
     worker: int
     begin_us: float
     end_us: float
@@ -56,7 +56,7 @@ class CompoundTimes:
 
     total_us: float
     skew_us: float
-    spans: tuple[Span, ...]
+    spans: tuple[SegmentRun, ...]
 
 
 class CompoundRunner(LocalExecutor):
@@ -133,7 +133,7 @@ class CompoundRunner(LocalExecutor):
         while waiting or busy:
             while waiting and free:
                 worker, stream = free.popleft(), waiting.popleft()
-                self._prepare(Segment(stream, 0, len(self.manifests[stream].layers), 1), slots)
+                self._prepare(StreamSegment(stream, 0, len(self.manifests[stream].layers), 1), slots)
                 self.join(stream, 0, worker)
                 busy[worker] = stream
                 placed.append((stream, worker))
@@ -141,7 +141,7 @@ class CompoundRunner(LocalExecutor):
             del busy[ended]
             free.append(ended)
         self._finish([slot for slot, _ in slots])
-        stages = tuple((Segment(stream, 0, len(self.manifests[stream].layers), 1),) for stream, _ in placed)
+        stages = tuple((StreamSegment(stream, 0, len(self.manifests[stream].layers), 1),) for stream, _ in placed)
         times = self._times(stages, [[worker] for _, worker in placed])
         start_ns = [self.lease(stream).start_ns() for stream, _ in placed]
         spans = [
@@ -160,7 +160,7 @@ class CompoundRunner(LocalExecutor):
         by_version = []
         for version in range(version_count(manifest)):
             versions = tuple(min(version, len(layer.versions) - 1) for layer in manifest.layers)
-            times_us = [self._layers_us(Segment(stream, 0, len(versions), cores, versions)) for cores in counts]
+            times_us = [self._layers_us(StreamSegment(stream, 0, len(versions), cores, versions)) for cores in counts]
             by_version.append([every_count(counts, layer_us) for layer_us in zip(*times_us, strict=True)])
         latency_us = tuple(
             tuple(by_version[version][index] for version in range(len(layer.versions)))
@@ -168,7 +168,7 @@ class CompoundRunner(LocalExecutor):
         )
         return ModelProfile(stream, manifest.model_name, len(latency_us), counts[-1], latency_us, measured=True)
 
-    def _layers_us(self, segment: Segment) -> list[float]:
+    def _layers_us(self, segment: StreamSegment) -> list[float]:
         """Return the medians of a whole model's layers over a few runs, alone."""
         lease, runs = self.lease(segment.stream), []
         for _ in range(_PROFILE_RUNS + 1):
@@ -189,7 +189,7 @@ class CompoundRunner(LocalExecutor):
         frame_bytes = aligned(ANSWER_BYTES) if self.manifests[stream].tail else 0
         return self.begin(SlotRequest(stream, 1, *self.places[stream], frame_bytes=(0, frame_bytes)))
 
-    def _prepare(self, segment: Segment, slots: Sequence[tuple[int, int]] | dict[int, tuple[int, int]]) -> None:
+    def _prepare(self, segment: StreamSegment, slots: Sequence[tuple[int, int]] | dict[int, tuple[int, int]]) -> None:
         """Make the segment's lease ready for its workers."""
         lease, manifest = self.lease(segment.stream), self.manifests[segment.stream]
         if segment.begin:
@@ -223,7 +223,7 @@ class CompoundRunner(LocalExecutor):
             self._collect()
             for worker in workers:
                 if self._messages[worker]:
-                    self.expect(worker, Left)
+                    self.expect(worker, LeaseLeft)
                     return worker
             bell.wait(seen, 0, 1_000_000)
         raise RunError(f"no model ended within {RUN_TIMEOUT_S} s")
@@ -250,7 +250,7 @@ class CompoundRunner(LocalExecutor):
                 (last_ns,) = self.lease(segment.stream).layer_end_ns(segment.end - 1, segment.end)
                 own_us = (last_ns - begin_ns) / 1e3
                 started_us = stage_us if number else (starts_ns[segment.stream] - begin_ns) / 1e3
-                spans.append(Span(segment, worker, started_us, own_us))
+                spans.append(SegmentRun(segment, worker, started_us, own_us))
                 end_us = max(end_us, own_us)
         first_ns = [starts_ns[segment.stream] for segment in stages[0]]
         return CompoundTimes(end_us, (max(first_ns) - min(first_ns)) / 1e3, tuple(spans))

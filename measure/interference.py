@@ -59,14 +59,14 @@ class Disturbed:
 
 
 @dataclass(frozen=True)
-class Sample:
+class InterferenceSample:
     """The reference and the model (by version: medians of the layers), one after the other, beside one load."""
 
     reference_us: float
     layer_us: tuple[tuple[float, ...], ...]
 
 
-Round = dict[Load, Sample]
+Round = dict[Load, InterferenceSample]
 """One sample beside each of LOADS, and one beside none (IDLE)."""
 
 
@@ -200,11 +200,11 @@ def _obey(segment: Segment, answer: int, cache_bytes: int) -> None:
         segment.view[answer : answer + _ORDER.size] = order
 
 
-def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview) -> Sample:
+def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview) -> InterferenceSample:
     before_us = _reference_us(reference, cores[0])
     versions = range(version_count(runner.manifest))
     layer_us = tuple(_layer_medians(list(_runs(runner, len(cores), version))) for version in versions)
-    return Sample((before_us + _reference_us(reference, cores[0])) / 2, layer_us)
+    return InterferenceSample((before_us + _reference_us(reference, cores[0])) / 2, layer_us)
 
 
 def _reference_us(reference: memoryview, core: int) -> float:

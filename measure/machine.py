@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.profile import Machine, machine_id
+from gangway.artifact.profile import ProfiledMachine, machine_id
 from gangway.base.host_limits import cpu_name, idle_seconds
 from gangway.executor import _probes
 
@@ -23,7 +23,7 @@ _LANES: Final = 4  # every machine has such vectors, and none lowers its clock f
 _WHOLE_ROUNDS: Final = 50_000_000  # of multiply-adds: about 0.1 s, since hosts share out cores in parts of that
 
 
-def measure_machine(core: int, cores: int, target: TargetSpec) -> Machine:
+def measure_machine(core: int, cores: int, target: TargetSpec) -> ProfiledMachine:
     """Measure one core, in about 0.3 s.
 
     Peak: independent multiply-adds in registers of the target's width. Bandwidth: reading memory in order, four times
@@ -34,7 +34,7 @@ def measure_machine(core: int, cores: int, target: TargetSpec) -> Machine:
         memory = touched(min(4 * l3_bytes(), _MOST_BYTES))
         times_ns = [_probes.read_memory(memory) for _ in range(_REPEATS)]
     name = cpu_name()
-    return Machine(
+    return ProfiledMachine(
         machine_id=machine_id(name, cores, target.name),
         cpu=name,
         cores=cores,

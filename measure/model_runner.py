@@ -17,7 +17,18 @@ from gangway.base.memory_budget import memory_budget
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease, LeaseSpec, Member, passes_for
-from gangway.executor.messages import Exit, Left, Load, Loaded, Message, Ready, Run, Unload, Unloaded, unpack
+from gangway.executor.messages import (
+    Exit,
+    LeaseLeft,
+    LoadArtifact,
+    Loaded,
+    Message,
+    RunLease,
+    Unload,
+    Unloaded,
+    WorkerReady,
+    unpack,
+)
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTable, places_bytes
 
@@ -91,7 +102,7 @@ class LocalExecutor:
 
     def __enter__(self) -> Self:
         for worker in range(len(self.workers)):
-            self.expect(worker, Ready)
+            self.expect(worker, WorkerReady)
         return self
 
     def __exit__(
@@ -109,7 +120,7 @@ class LocalExecutor:
         self.workers[worker].wait()
         self.control.forget_worker(worker)
         self.workers[worker] = start_worker(self._plans[worker])
-        self.expect(worker, Ready)
+        self.expect(worker, WorkerReady)
 
     def load(
         self, model_id: int, key: str, workers: Sequence[int] | None = None, in_the_background: bool = False
@@ -120,7 +131,7 @@ class LocalExecutor:
         """
         chosen = range(len(self.workers)) if workers is None else workers
         for worker in chosen:
-            self.control.command(worker, Load(model_id, key, at_once=not in_the_background).pack())
+            self.control.command(worker, LoadArtifact(model_id, key, at_once=not in_the_background).pack())
         for worker in chosen:
             answer = self.expect(worker, Loaded)
             if not answer.ok:
@@ -155,7 +166,7 @@ class LocalExecutor:
 
     def join(self, lease: int, rank: int, worker: int) -> None:
         """Send one worker into a lease."""
-        self.control.command(worker, Run(lease, rank, self.lease(lease).generation()).pack())
+        self.control.command(worker, RunLease(lease, rank, self.lease(lease).generation()).pack())
 
     def lease(self, index: int) -> Lease:
         """Return a lease."""
@@ -168,9 +179,9 @@ class LocalExecutor:
             raise RuntimeError(f"worker {worker} sent {message} instead of {kind.__name__}")
         return message
 
-    def left(self, workers: Sequence[int], timeout_s: float = START_TIMEOUT_S) -> list[Left]:
+    def left(self, workers: Sequence[int], timeout_s: float = START_TIMEOUT_S) -> list[LeaseLeft]:
         """Wait for one Left of each of these workers."""
-        return [self.expect(worker, Left, timeout_s) for worker in workers]
+        return [self.expect(worker, LeaseLeft, timeout_s) for worker in workers]
 
     def receive(self, worker: int, timeout_s: float = START_TIMEOUT_S, spin_us: int = 0) -> Message:
         """Return the worker's next message. Raises TimeoutError."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import LEAST_RUNS, LEAST_WHOLE, LayerProfile, Machine, Profile, keep_better
+from gangway.artifact.profile import LEAST_RUNS, LEAST_WHOLE, LayerProfile, Profile, ProfiledMachine, keep_better
 from gangway.artifact.reader import read_manifest
 from gangway.base.process import die_with_parent
 from gangway.measure.interference import Disturbed, measure_interference
@@ -39,7 +39,7 @@ LEAST_SHARE: Final = 0.01  # of the cores: `Profile.cores_whole` is more than 0
 HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
-class Setting(NamedTuple):
+class RunSetting(NamedTuple):
     """One way to run the model: `gangs` at once, of so many ranks and rows each, every layer in this version."""
 
     rows: int
@@ -48,36 +48,36 @@ class Setting(NamedTuple):
     gangs: int = 1
 
 
-class Plan(NamedTuple):
+class MeasurementPlan(NamedTuple):
     """What can be measured here: on these numbers of cores, the last one of them all, and so many rows at a time."""
 
     manifest: Manifest
     cores: tuple[int, ...]
     room_rows: int  # of all gangs together
 
-    def settings(self, rows: int) -> list[Setting]:
+    def settings(self, rows: int) -> list[RunSetting]:
         """Return the settings for so many rows: every version alone, then the first one with gangs on all cores."""
         versions = range(version_count(self.manifest))
-        alone = [Setting(rows, ranks, version) for version in versions for ranks in self.cores]
+        alone = [RunSetting(rows, ranks, version) for version in versions for ranks in self.cores]
         return alone + [together for ranks in self.cores if (together := self.together(rows, ranks)) is not None]
 
-    def together(self, rows: int, ranks: int) -> Setting | None:
+    def together(self, rows: int, ranks: int) -> RunSetting | None:
         """Return the setting in which gangs of so many ranks fill the machine; None if one does, or rows lack room."""
         gangs = self.cores[-1] // ranks
-        return Setting(rows, ranks, gangs=gangs) if gangs > 1 and gangs * rows <= self.room_rows else None
+        return RunSetting(rows, ranks, gangs=gangs) if gangs > 1 and gangs * rows <= self.room_rows else None
 
 
 class Samples:
     """The runs of each setting; of several gangs at once, the slowest. The first one counts if it is the only one."""
 
     def __init__(self) -> None:
-        self._runs: defaultdict[Setting, list[RunTimes]] = defaultdict(list)
+        self._runs: defaultdict[RunSetting, list[RunTimes]] = defaultdict(list)
 
-    def add(self, setting: Setting, run: RunTimes) -> None:
+    def add(self, setting: RunSetting, run: RunTimes) -> None:
         """Note one run."""
         self._runs[setting].append(run)
 
-    def count(self, setting: Setting) -> int:
+    def count(self, setting: RunSetting) -> int:
         """How many runs there were."""
         return len(self._runs[setting])
 
@@ -96,19 +96,19 @@ class Samples:
             away += [abs(run.total_us / median_us - 1) for run in runs] if len(runs) >= LEAST_RUNS and median_us else []
         return statistics.median(away) / HALF_OF_NORMAL if away else USUAL_SCATTER
 
-    def layer_us(self, setting: Setting, layer: int) -> float:
+    def layer_us(self, setting: RunSetting, layer: int) -> float:
         """Median of one layer."""
         return statistics.median(run.layer_us[layer] for run in self._counted(setting))
 
-    def total_us(self, setting: Setting) -> float:
+    def total_us(self, setting: RunSetting) -> float:
         """Median of the whole model."""
         return statistics.median(run.total_us for run in self._counted(setting))
 
-    def totals_us(self) -> dict[Setting, float]:
+    def totals_us(self) -> dict[RunSetting, float]:
         """Medians of the whole model, of all settings."""
         return {setting: self.total_us(setting) for setting in self._runs}
 
-    def _counted(self, setting: Setting) -> list[RunTimes]:
+    def _counted(self, setting: RunSetting) -> list[RunTimes]:
         return self._runs[setting][1:] or self._runs[setting]
 
 
@@ -134,10 +134,10 @@ def profile_model(
     with runner_of(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
         clock = Clock(begin, seconds, progress)
         latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
-        plan = Plan(manifest, core_counts(len(cores), every_count), runner.room_rows)
+        plan = MeasurementPlan(manifest, core_counts(len(cores), every_count), runner.room_rows)
         batches, samples = _measure_latency(runner, plan, clock, latency_end)
         disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
-    isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
+    isolated_us = tuple(tuple(samples.total_us(RunSetting(rows, ranks)) for rows in batches) for ranks in plan.cores)
     after, left = share_of_cores(cores), max(LEAST_SHARE, 1 - others.share())
     return Profile(
         key=manifest.key,
@@ -181,7 +181,9 @@ def main() -> int:
     return 0
 
 
-def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float) -> tuple[tuple[int, ...], Samples]:
+def _measure_latency(
+    runner: ModelRunner, plan: MeasurementPlan, clock: Clock, end_s: float
+) -> tuple[tuple[int, ...], Samples]:
     for setting in plan.settings(1):
         _run(runner, setting)  # pages fault, code and weights come into the caches
     row_us = sum(_run(runner, setting).total_us for setting in plan.settings(1))
@@ -228,7 +230,10 @@ def runs_in_round(number: int, rows: int) -> int:
 
 
 def together_us(
-    plan: Plan, batches: Sequence[int], isolated_us: Sequence[Sequence[float]], measured_us: dict[Setting, float]
+    plan: MeasurementPlan,
+    batches: Sequence[int],
+    isolated_us: Sequence[Sequence[float]],
+    measured_us: dict[RunSetting, float],
 ) -> tuple[tuple[float, ...], ...]:
     """Return `Profile.together_us` from what was measured.
 
@@ -246,23 +251,28 @@ def together_us(
     return tuple(grid)
 
 
-def _run(runner: ModelRunner, setting: Setting) -> RunTimes:
+def _run(runner: ModelRunner, setting: RunSetting) -> RunTimes:
     """Return the slowest of several gangs: a batch ends with its last part."""
     return max(runner.run_gangs(*setting), key=lambda run: run.total_us)
 
 
-def _enough(samples: Samples, settings: Mapping[int, Sequence[Setting]]) -> bool:
+def _enough(samples: Samples, settings: Mapping[int, Sequence[RunSetting]]) -> bool:
     return all(samples.count(setting) >= least_runs(rows) for rows, some in settings.items() for setting in some)
 
 
 def _layer_profile(
-    plan: Plan, index: int, machine: Machine, samples: Samples, batches: Sequence[int], disturbed: Disturbed
+    plan: MeasurementPlan,
+    index: int,
+    machine: ProfiledMachine,
+    samples: Samples,
+    batches: Sequence[int],
+    disturbed: Disturbed,
 ) -> LayerProfile:
     layer = plan.manifest.layers[index]
     return LayerProfile(
         name=layer.name,
         latency_us=tuple(
-            tuple(tuple(samples.layer_us(Setting(rows, r, v), index) for rows in batches) for r in plan.cores)
+            tuple(tuple(samples.layer_us(RunSetting(rows, r, v), index) for rows in batches) for r in plan.cores)
             for v in range(len(layer.versions))
         ),
         memory_us=layer.bytes / machine.bandwidth_bytes_per_us,

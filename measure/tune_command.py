@@ -16,7 +16,7 @@ from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import USUAL_QOS, TuneOptions, Tuner
 from gangway.measure.version_choice import STATIC
 from gangway.server.errors import CompileError
-from gangway.server.models.config import Qos
+from gangway.server.models.config import QosConfig
 
 DEFAULT_TRIALS = 16
 DEFAULT_SECONDS = 90.0
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     name, path, cores = model_and_cores(parser, options)
     try:
-        target = Qos(options.qos_ms) if options.qos_ms else find_target(options.path)
+        target = QosConfig(options.qos_ms) if options.qos_ms else find_target(options.path)
     except ValueError as error:
         parser.error(str(error))
     console = Console()
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int], target: Qos) -> Tuning:
+def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int], target: QosConfig) -> Tuning:
     wanted = TuneOptions(
         trials=options.trials,
         most_versions=options.versions,

@@ -25,7 +25,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
-from gangway.artifact.tuning import Candidate, Sample, Tuning, tuning_path, write_tuning
+from gangway.artifact.tuning import CandidateTime, KnobCandidate, Tuning, tuning_path, write_tuning
 from gangway.artifact.writer import temporary_prefix
 from gangway.base.files import write_whole
 from gangway.base.json_codec import decode
@@ -40,7 +40,7 @@ from gangway.measure.interference import (
     interference_points,
 )
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, powers_of_two, version_count
-from gangway.measure.version_choice import STATIC, Kernel, choose_finalists, layer_qos_us, tuned_kernel
+from gangway.measure.version_choice import STATIC, KernelChoice, choose_finalists, layer_qos_us, tuned_kernel
 from gangway.server.errors import CompileError
 
 _log = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ class TuneOptions:
 
 
 @dataclass(frozen=True)
-class Space:
+class TuningSpace:
     """All kernels; `key` is that of the artifact of static choices, `layers[l]` the number of layer l's kernel."""
 
     key: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelChoice, ...]
     layers: tuple[int, ...]
 
 
@@ -142,14 +142,16 @@ class TuningCompiler:
         self._process.wait()
         self._answers.close()
 
-    def space(self) -> Space:
+    def space(self) -> TuningSpace:
         """Return what can be tried; the artifact of static choices is in the cache then. Raises CompileError."""
         found = self._answer("kernels")
         kernels = [
-            Kernel(one["name"], one["operator"], one["uses"], tuple(Candidate(**item) for item in one["candidates"]))
+            KernelChoice(
+                one["name"], one["operator"], one["uses"], tuple(KnobCandidate(**item) for item in one["candidates"])
+            )
             for one in found["kernels"]
         ]
-        return Space(found["key"], tuple(kernels), tuple(found["layers"]))
+        return TuningSpace(found["key"], tuple(kernels), tuple(found["layers"]))
 
     def make(self, folder: Path, versions: Sequence[Sequence[int]]) -> None:
         """Make the artifact `folder`: `versions[k]` are the numbers of kernel k's candidates. Raises CompileError."""
@@ -209,7 +211,7 @@ class Tuner:
             kept_path.unlink(missing_ok=True)
         return tuning
 
-    def _sample(self, compiler: TuningCompiler, space: Space, scratch: Path, kept_path: Path) -> KeptSamples:
+    def _sample(self, compiler: TuningCompiler, space: TuningSpace, scratch: Path, kept_path: Path) -> KeptSamples:
         """Measure what is not measured yet."""
         kept = read_kept(kept_path, space.key, len(self._cores), len(space.kernels))
         batches = plan_batches(space, kept)
@@ -223,7 +225,7 @@ class Tuner:
         return kept
 
     def _decide(
-        self, compiler: TuningCompiler, space: Space, scratch: Path, kept: KeptSamples, origin: "_Origin"
+        self, compiler: TuningCompiler, space: TuningSpace, scratch: Path, kept: KeptSamples, origin: "_Origin"
     ) -> Tuning:
         options, layers = self._options, origin.manifest.layers
         qos_us = options.qos_multiple * kept.isolated_us if options.qos_us is None else options.qos_us
@@ -276,7 +278,7 @@ class Tuner:
 
         return measure_finalists(scratch, artifact, self._cores, self._options.seconds * (1 - SAMPLES_PART), progress)
 
-    def _make(self, compiler: TuningCompiler, space: Space, tuning: Tuning) -> None:
+    def _make(self, compiler: TuningCompiler, space: TuningSpace, tuning: Tuning) -> None:
         """Make the artifact of the chosen versions, unless the cache has it."""
         with self._cache.lock(tuning.tuned_key):
             if self._cache.lookup(tuning.tuned_key) is None:
@@ -319,7 +321,7 @@ def _artifact(compiler: TuningCompiler, scratch: Path, what: str, numbers: Seque
     return read_manifest(folder)
 
 
-def _table(table: Sequence[Sequence[Sequence[float]]], space: Space, number: int) -> list[tuple[float, ...]]:
+def _table(table: Sequence[Sequence[Sequence[float]]], space: TuningSpace, number: int) -> list[tuple[float, ...]]:
     """Microseconds of a kernel by version and situation: the mean of the layers that it computes."""
     levels = len(table[0][0])
     by_level = [
@@ -329,7 +331,7 @@ def _table(table: Sequence[Sequence[Sequence[float]]], space: Space, number: int
     return list(zip(*by_level, strict=True))
 
 
-def plan_batches(space: Space, kept: KeptSamples) -> list[list[list[int]]]:
+def plan_batches(space: TuningSpace, kept: KeptSamples) -> list[list[list[int]]]:
     """Return batch by batch what is still to be measured: of each kernel the static choice, then some candidates."""
     missing = [
         [number for number, item in enumerate(kernel.candidates) if number != STATIC and item.knobs not in known]
@@ -342,7 +344,7 @@ def plan_batches(space: Space, kept: KeptSamples) -> list[list[list[int]]]:
     return [[[STATIC, *numbers[part * others : (part + 1) * others]] for numbers in missing] for part in range(parts)]
 
 
-def keep(kept: KeptSamples, space: Space, batch: Sequence[Sequence[int]], times: LayerTimes) -> None:
+def keep(kept: KeptSamples, space: TuningSpace, batch: Sequence[Sequence[int]], times: LayerTimes) -> None:
     """Note a batch's times.
 
     A machine's speed drifts. So each batch is scaled to make its static choice, which all batches have, take what it
@@ -358,15 +360,15 @@ def keep(kept: KeptSamples, space: Space, batch: Sequence[Sequence[int]], times:
             known[kernel.candidates[candidate].knobs] = latency_us[place] * scale
 
 
-def kernel_times(times: LayerTimes, space: Space, number: int) -> tuple[float, ...]:
+def kernel_times(times: LayerTimes, space: TuningSpace, number: int) -> tuple[float, ...]:
     """Return a kernel's times by version: the mean of the layers that it computes."""
     layers = [times[layer] for layer, kernel in enumerate(space.layers) if kernel == number]
     return tuple(map(statistics.fmean, zip(*layers, strict=True)))
 
 
-def samples_of(kernel: Kernel, latency_us: dict[str, float]) -> tuple[Sample, ...]:
+def samples_of(kernel: KernelChoice, latency_us: dict[str, float]) -> tuple[CandidateTime, ...]:
     """Return the samples of a kernel, in the order of its candidates; all have been measured."""
-    return tuple(Sample(candidate, latency_us[candidate.knobs]) for candidate in kernel.candidates)
+    return tuple(CandidateTime(candidate, latency_us[candidate.knobs]) for candidate in kernel.candidates)
 
 
 def sample_versions(cache_dir: Path, manifest: Manifest, cores: Sequence[int], seconds: float) -> LayerTimes:

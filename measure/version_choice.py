@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from gangway.artifact.tuning import Candidate, Finalist, Sample, TunedKernel
+from gangway.artifact.tuning import CandidateTime, Finalist, KnobCandidate, TunedKernel
 from gangway.scheduler.profiles import SAME, Table, drop_versions
 
 STATIC: Final = 0  # number of the static choice among samples and finalists
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelChoice:
     """A distinct kernel of the model and what may compute it, the static choice first."""
 
     name: str
     operator: str
     uses: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[KnobCandidate, ...]
 
 
 def tuned_kernel(
-    kernel: Kernel,
+    kernel: KernelChoice,
     qos_us: float,
-    samples: Sequence[Sample],
+    samples: Sequence[CandidateTime],
     finalists: Sequence[int],
     gang_us: Sequence[Table],
     tables: Sequence[Table],
@@ -80,7 +80,7 @@ def layer_qos_us(qos_us: float, flops: Sequence[int], sizes_bytes: Sequence[int]
     return tuple(qos_us * weight / max(1, sum(weights)) for weight in weights)
 
 
-def choose_finalists(samples: Sequence[Sample], qos_us: float, slack: float, most: int) -> tuple[int, ...]:
+def choose_finalists(samples: Sequence[CandidateTime], qos_us: float, slack: float, most: int) -> tuple[int, ...]:
     """Return the samples that are measured again: static choice, fastest, then evenly spaced ones of the Pareto front.
 
     At most `most`, but always the first two.
@@ -91,7 +91,7 @@ def choose_finalists(samples: Sequence[Sample], qos_us: float, slack: float, mos
     return sure + evenly_spaced([number for number in front if number not in sure], max(0, most - len(sure)))
 
 
-def acceptable(samples: Sequence[Sample], qos_us: float, slack: float) -> tuple[int, ...]:
+def acceptable(samples: Sequence[CandidateTime], qos_us: float, slack: float) -> tuple[int, ...]:
     """Return the numbers of the samples that meet their layer's QoS.
 
     Operations say too little of a layer that waits for memory. If not even the fastest meets its share, the layer may
@@ -102,7 +102,7 @@ def acceptable(samples: Sequence[Sample], qos_us: float, slack: float) -> tuple[
     return tuple(number for number, sample in enumerate(samples) if sample.latency_us <= bound_us)
 
 
-def pareto_front(samples: Sequence[Sample], numbers: Sequence[int]) -> tuple[int, ...]:
+def pareto_front(samples: Sequence[CandidateTime], numbers: Sequence[int]) -> tuple[int, ...]:
     """Return those of `numbers` that no other one dominates, by falling blocking size.
 
     More is better on both axes: one sample dominates another if it has at least its blocking size AND at least its

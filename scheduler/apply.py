@@ -9,7 +9,7 @@ from gangway.artifact.precision import FP32
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
-from gangway.executor.messages import Left, LeftReason
+from gangway.executor.messages import LeaseLeft, LeftReason
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.gangs import DONE, Gang, GangTable
 from gangway.scheduler.interference import BlockTimes
@@ -202,7 +202,7 @@ class Execution:
             elif not gang.stopping:
                 self.gangs.stop(gang)
 
-    def left(self, core: int, message: Left, now_us: float) -> bool:
+    def left(self, core: int, message: LeaseLeft, now_us: float) -> bool:
         """Note that a rank has left; return whether a gang came to its end by that."""
         gang = self.gangs.leave(message, now_us)
         if gang is None:

@@ -5,8 +5,8 @@ from typing import Final
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import InFlight
-from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind, passes_for
-from gangway.executor.messages import Left, LeftReason, pack_run
+from gangway.executor.leases import Lease, LeaseControl, LeaseSpec, Member, PhaseKind, passes_for
+from gangway.executor.messages import LeaseLeft, LeftReason, pack_run
 from gangway.executor.slots import GOES_ON
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import PlannedBlock, Replan, Resize, RunningBlock, Start
@@ -286,9 +286,9 @@ class GangTable:
     def stop(self, gang: Gang, at_once: bool = False) -> None:
         """Have all ranks leave at the next layer boundary, or between two tasks."""
         gang.stopping = True
-        gang.shared.set_control(Control.STOP_NOW if at_once else Control.STOP)
+        gang.shared.set_control(LeaseControl.STOP_NOW if at_once else LeaseControl.STOP)
 
-    def leave(self, message: Left, now_us: float) -> Gang | None:
+    def leave(self, message: LeaseLeft, now_us: float) -> Gang | None:
         """Note that a rank has left; return its gang, None for one of an earlier generation."""
         gang = self._gangs.get(message.lease)
         if gang is None or gang.generation != message.generation or message.rank not in gang.outstanding:

@@ -16,7 +16,7 @@ from gangway.base.host_limits import memory_limit_bytes
 from gangway.base.logs import LogLevels
 from gangway.base.peer import Peer
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
-from gangway.executor.messages import Cancel, Exit, Held, Kept, Left, Loaded, Ready, Submit, Unloaded, unpack
+from gangway.executor.messages import Cancel, Exit, Held, Kept, LeaseLeft, Loaded, Submit, Unloaded, WorkerReady, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
@@ -28,12 +28,12 @@ from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
-from gangway.scheduler.observability import Accounts, Counters, DecisionLog, ModelCounters, TraceWriter
+from gangway.scheduler.observability import Accounts, DecisionLog, ModelCounters, SchedulerCounters, TraceWriter
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.precision_choice import PrecisionChooser
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
-from gangway.scheduler.stages.former import CompoundFormer, Plan
+from gangway.scheduler.stages.former import CompoundFormer, StagePlan
 from gangway.scheduler.stages.found import FoundError, read_found
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.watchdog import StallWatch
@@ -43,7 +43,7 @@ WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and 
 UPKEEP_PERIOD_US = 250e3  # at least, between two rounds of what nobody waits for: most turns of a calm server are such
 KEPT_SHARE = 1 / 8  # of the memory limit stays taken for idle arenas
 STATUS_PERIOD_US = 500e3  # between two writes of the status block: not with every event
-_NOTHING = Counters()
+_NOTHING = SchedulerCounters()
 UNLOADING: Final = ModelState.UNLOADING
 _log = logging.getLogger(__name__)
 
@@ -282,12 +282,12 @@ class LiveScheduler:
             self._front_end_died(message.front_end)
         elif isinstance(message, slow.SetLog):
             self._set_log(LogLevels.from_number(message.levels))
-        elif isinstance(message, slow.Stop):
+        elif isinstance(message, slow.StopScheduler):
             self._stop()
         else:
             raise ValueError(f"unexpected {message}")
 
-    def _plan(self, model_ids: Sequence[int], path: Path) -> Plan | None:
+    def _plan(self, model_ids: Sequence[int], path: Path) -> StagePlan | None:
         """Return the schedule in a file; None if it cannot be used, as the log says."""
         models = [self._models.get(model_id) for model_id in model_ids]
         try:
@@ -297,7 +297,7 @@ class LiveScheduler:
             return None
         if found.keys != tuple(model.spec.key for model in models if model is not None):
             return None  # one is being unloaded
-        return Plan(tuple(model_ids), found.stages, found.cores, found.time_us)
+        return StagePlan(tuple(model_ids), found.stages, found.cores, found.time_us)
 
     def _hear_front_ends(self) -> bool:
         """Return whether there was anything to hear."""
@@ -317,7 +317,7 @@ class LiveScheduler:
         messages = self.control.all_completion_rings.drain()
         for core, raw in messages:
             message = unpack(raw)
-            if isinstance(message, Left):
+            if isinstance(message, LeaseLeft):
                 if self._execution.left(core, message, now_us):
                     self._gang_ended()
                 continue
@@ -325,7 +325,7 @@ class LiveScheduler:
                 self.model_jobs.loaded(core, message.model_id, message.ok, message.error)
             elif isinstance(message, Unloaded):
                 self.model_jobs.unloaded(core, message.model_id)
-            elif isinstance(message, Ready):
+            elif isinstance(message, WorkerReady):
                 self.worker_ready(core, message.pid)
             elif isinstance(message, Kept):  # nobody can begin because of it
                 self._models.limits.keep(message.model_id, now_us)

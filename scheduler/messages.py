@@ -179,12 +179,12 @@ class SetLog:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopScheduler:
     """To the scheduler: tell the workers to exit, then exit with 0."""
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginServing:
     """To the scheduler: every model that was loaded before has been named by LoadModel; take over, then serve."""
 
 
@@ -211,8 +211,8 @@ ControlMessage = (
     | FrontEndDied
     | FrontEndQuiet
     | SetLog
-    | Begin
-    | Stop
+    | BeginServing
+    | StopScheduler
     | Recovered
 )
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from gangway.artifact.profile import Profile
-from gangway.executor.messages import Load
+from gangway.executor.messages import LoadArtifact
 from gangway.executor.slots import GOES_ON, SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel, SetProfile
@@ -35,7 +35,7 @@ KEPT_US = 50_000.0  # a front end that does not tell of a query in that time wil
 Urgency: TypeAlias = tuple[int, float, float, int]
 
 
-class Limits:
+class RateLimiter:
     """What models need, and who had how many turns. A server without limits pays nothing for it."""
 
     def __init__(self) -> None:
@@ -242,9 +242,9 @@ class Model:
     refusal: SlotStatus = SlotStatus.UNAVAILABLE  # of requests that come while it is UNLOADING
 
     @property
-    def load(self) -> Load:
+    def load(self) -> LoadArtifact:
         """The workers' command."""
-        return Load(self.spec.model_id, self.spec.key)
+        return LoadArtifact(self.spec.model_id, self.spec.key)
 
 
 class ModelTable:
@@ -264,7 +264,7 @@ class ModelTable:
         self._misjudged: Counter[int] = Counter()  # runs in succession
         self._runs: dict[int, tuple[float, float]] = {}  # by model: when the last run ended, and the shortest time
         self._in_bf16 = {} if in_bf16 is None else in_bf16
-        self.limits = Limits()
+        self.limits = RateLimiter()
         self.any_loading = False  # a query may wait for a model without a profile
         self.any_unloading = False  # the end of a gang may be waited for
         self.changes = 0  # of models or their profiles, counted
@@ -297,7 +297,7 @@ class ModelTable:
         """Return the models in one state."""
         return [model for model in self._models.values() if model.state is state]
 
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[LoadArtifact]:
         """Return what a new worker must load."""
         return [model.load for model in self._models.values() if model.state is not ModelState.UNLOADING]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from gangway.artifact.precision import FP32
 from gangway.base.files import append_whole
 from gangway.executor.control import TOLD_S, DecisionBlock
-from gangway.executor.messages import Left
+from gangway.executor.messages import LeaseLeft
 from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Decision, Query, Reject, Snapshot, Start, Wake
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """Counts since the start."""
 
     blocks: int = 0
@@ -45,21 +45,21 @@ class ModelCounters:
     """Counters by model name. Costs nothing between two lines in the log but the counting."""
 
     def __init__(self) -> None:
-        self.models: dict[str, Counters] = {}
+        self.models: dict[str, SchedulerCounters] = {}
         self._written: dict[str, tuple[int, ...]] = {}
         self._next_us = 0.0
 
-    def of(self, model: str) -> Counters:
+    def of(self, model: str) -> SchedulerCounters:
         """Return a model's counters, to be counted up."""
         known = self.models.get(model)
         if known is None:
-            known = self.models[model] = Counters()
+            known = self.models[model] = SchedulerCounters()
         return known
 
-    def total(self) -> Counters:
+    def total(self) -> SchedulerCounters:
         """Return the sums over all models."""
         columns = zip(*(astuple(counters) for counters in self.models.values()), strict=True)
-        return Counters(*(sum(column) for column in columns))
+        return SchedulerCounters(*(sum(column) for column in columns))
 
     def write(self, now_us: float) -> None:
         """Log what is new, a line per model, unless that was done less than a minute ago."""
@@ -78,7 +78,7 @@ class ModelCounters:
                 _log.info("%s: %s", model, describe_counts(counters))
 
 
-def describe_counts(counters: Counters) -> str:
+def describe_counts(counters: SchedulerCounters) -> str:
     """Return the counts for people; zeros are left out."""
     named = [(field.name, getattr(counters, field.name)) for field in fields(counters)]
     return ", ".join(f"{name} {count}" for name, count in named if count) or "nothing yet"
@@ -242,7 +242,7 @@ class Accounts:
         """Ranks have been told to leave."""
         self.counters.of(gang.model).shrunk += 1
 
-    def left(self, gang: Gang, core: int, message: Left) -> None:
+    def left(self, gang: Gang, core: int, message: LeaseLeft) -> None:
         """A rank has left that was on this core."""
         if self._timeline is None:
             return

@@ -12,7 +12,7 @@ SWITCH_US: Final = 300.0  # stop a query and start it again; measured by benchma
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictionUse:
     """How predictions of the profile are used where a deadline depends on them."""
 
     min_margin_factor: float = 1.04  # times the prediction, at least; measured by gangway simulate
@@ -98,7 +98,7 @@ class LatestStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class ForesightConfig:
     """While deadlines ask for the whole machine, a query is given up for which those to come leave too little."""
 
     enabled: bool = True
@@ -138,7 +138,7 @@ class LateBound:
 
 
 @dataclass(frozen=True, slots=True)
-class Aging:
+class AgingConfig:
     """The oldest query behind its virtual deadline has the machine for a bounded share of the time: nothing starves."""
 
     enabled: bool = True
@@ -147,7 +147,7 @@ class Aging:
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class BriefConfig:
     """A query that computes no longer than a switch takes goes first, for a bounded share of the time."""
 
     enabled: bool = True
@@ -164,7 +164,7 @@ class Restarts:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CoreShares:
     """How many cores a query asks for."""
 
     busy_efficiency: float = 0.7  # that the last cores of a gang add, against one alone; measured by gangway simulate
@@ -272,7 +272,7 @@ class Shedding:
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchingConfig:
     """How batches are formed and split (Packrat; docs/explanation/batching.md)."""
 
     max_fill_cost_share: float = 0.5  # of what rows take alone, that filling up a batch with them may cost; bound
@@ -291,7 +291,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalSmoothing:
     """How often a model is asked, smoothed over its requests."""
 
     gain: float = 1 / 8  # weight of the latest gap, as in TCP's round-trip time (Jacobson, SIGCOMM 1988)
@@ -303,7 +303,7 @@ class Arrivals:
 class PolicyConfig:
     """The parts of the default policy, of the dispatcher that drives it, and of admission."""
 
-    prediction: Prediction = Prediction()
+    prediction: PredictionUse = PredictionUse()
     prediction_error: PredictionError = PredictionError()
     gang_slowdown: GangSlowdown = GangSlowdown()
     interference: InterferenceLevel = InterferenceLevel()
@@ -312,14 +312,14 @@ class PolicyConfig:
     triage: Triage = Triage()
     backfill: Backfill = Backfill()
     latest_start: LatestStart = LatestStart()
-    foresight: Foresight = Foresight()
+    foresight: ForesightConfig = ForesightConfig()
     fairness: Fairness = Fairness()
     precision_choice: PrecisionChoice = PrecisionChoice()
     late_bound: LateBound = LateBound()
-    aging: Aging = Aging()
-    brief: Brief = Brief()
+    aging: AgingConfig = AgingConfig()
+    brief: BriefConfig = BriefConfig()
     restarts: Restarts = Restarts()
-    shares: Shares = Shares()
+    shares: CoreShares = CoreShares()
     deadline_gangs: DeadlineGangs = DeadlineGangs()
     growth: Growth = Growth()
     blocks: Blocks = Blocks()
@@ -332,8 +332,8 @@ class PolicyConfig:
     best_effort_gap: BestEffortGap = BestEffortGap()
     crowding: Crowding = Crowding()
     shedding: Shedding = Shedding()
-    batching: Batching = Batching()
-    arrivals: Arrivals = Arrivals()
+    batching: BatchingConfig = BatchingConfig()
+    arrivals: ArrivalSmoothing = ArrivalSmoothing()
 
     def without(self, *names: str) -> "PolicyConfig":
         """Return it with these parts left out. Raises ValueError for what is no part, or cannot be left out."""

@@ -16,7 +16,7 @@ from gangway.base.peer import Peer
 from gangway.base.process import die_with_parent, raise_priority, use_realtime_priority
 from gangway.base.python_process import start_of
 from gangway.executor.control import ControlSegment
-from gangway.executor.messages import Ready, unpack
+from gangway.executor.messages import WorkerReady, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import WHY_INTERPRETED
@@ -156,7 +156,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
     while True:
         seen = bell.seen()
         match scheduler.supervisor.receive():
-            case slow.Begin():
+            case slow.BeginServing():
                 return
             case slow.LoadModel() as spec:
                 scheduler.model_jobs.load(spec)
@@ -188,7 +188,7 @@ def _drain(control: ControlSegment, core: int) -> int:
     pid = 0
     while (raw := control.completion_rings[core].receive()) is not None:
         message = unpack(raw)
-        if isinstance(message, Ready):
+        if isinstance(message, WorkerReady):
             pid = message.pid
     return pid
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.messages import Load, Unload
+from gangway.executor.messages import LoadArtifact, Unload
 from gangway.executor.segment import Segment
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -257,7 +257,7 @@ class Worker:
     index: int
     pid: int = 0
     models: set[int] = field(default_factory=set)
-    jobs: deque[Load | Unload] = field(default_factory=deque)  # the first one has been sent
+    jobs: deque[LoadArtifact | Unload] = field(default_factory=deque)  # the first one has been sent
     lease: int | None = None
     owed: int = 0
     in_service: bool = False
@@ -320,7 +320,7 @@ class WorkerTable:
         worker = self.workers[index]
         return worker.owed == 1 and self._release(worker, lease)
 
-    def start(self, index: int, pid: int, loads: Iterable[Load]) -> None:
+    def start(self, index: int, pid: int, loads: Iterable[LoadArtifact]) -> None:
         """Note that a new process serves a core, which has no model yet, and give it these."""
         self._missing.discard(index)
         self.workers[index] = Worker(index, pid)
@@ -339,7 +339,7 @@ class WorkerTable:
         if not self.workers[index].pid:
             self._missing.add(index)
 
-    def order(self, worker: Worker, job: Load | Unload) -> None:
+    def order(self, worker: Worker, job: LoadArtifact | Unload) -> None:
         """Send a job now or after those before it."""
         if worker.pid:
             worker.jobs.append(job)
@@ -347,7 +347,7 @@ class WorkerTable:
             if len(worker.jobs) == 1:
                 self._send_job(worker)
 
-    def order_all(self, job: Load | Unload) -> None:
+    def order_all(self, job: LoadArtifact | Unload) -> None:
         """Give every living worker a job."""
         for worker in self.workers:
             self.order(worker, job)
@@ -398,7 +398,7 @@ class WorkerTable:
 
     def _send_job(self, worker: Worker) -> None:
         job = worker.jobs[0]
-        if isinstance(job, Load):
+        if isinstance(job, LoadArtifact):
             job = msgspec.structs.replace(job, at_once=not worker.in_service)
         if not self._control.command(worker.index, job.pack()):
             raise RuntimeError(f"the command ring of worker {worker.index} is full")

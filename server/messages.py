@@ -309,7 +309,7 @@ class Settled(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
-class Job(msgspec.Struct, frozen=True):
+class BackgroundJob(msgspec.Struct, frozen=True):
     """What the supervisor has others do in the background. `phase` empty: none is known. `since_s`: since 1970."""
 
     kind: Literal["compile", "profile"]
@@ -321,7 +321,7 @@ class Job(msgspec.Struct, frozen=True):
 class JobsUnderWay(msgspec.Struct, frozen=True, tag=True):
     """To a front end: these are all jobs at the moment, in the order of their begin."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[BackgroundJob, ...]
 
 
 class AllKnown(msgspec.Struct, frozen=True, tag=True):

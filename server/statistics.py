@@ -125,7 +125,7 @@ _SLOW_ATTEMPTS = 20
 _RETRY_S = 0.001
 
 
-class Row:
+class CounterRow:
     """Words at `offset` of a view, as the layout above has them. One process writes, with any number of threads."""
 
     def __init__(self, view: memoryview, offset: int) -> None:
@@ -135,7 +135,7 @@ class Row:
         self.add = partial(_native.counters_add, view, offset, ROW_WORDS)
 
     @classmethod
-    def private(cls) -> "Row":
+    def private(cls) -> "CounterRow":
         """Return a row that no other process sees."""
         return cls(memoryview(bytearray(ROW_BYTES)), 0)
 
@@ -208,7 +208,7 @@ class BatchFigures(NamedTuple):
     compute_output: Duration
 
 
-class Figures(msgspec.Struct, frozen=True):
+class VersionFigures(msgspec.Struct, frozen=True):
     """All counters of one version of a model at one instant, or between two, added up over all front ends.
 
     `words`: what they are read from, as the layout above has them before the batch sizes.
@@ -235,7 +235,7 @@ class Figures(msgspec.Struct, frozen=True):
     last_inference_ms: int  # since 1970; 0: none
     own: Mapping[str, int]  # OWN_KEYS, `version_N` and `bf16`
 
-    def since(self, before: "Figures") -> "Figures":
+    def since(self, before: "VersionFigures") -> "VersionFigures":
         """Return what was counted after `before`, but for batch sizes and the time of the last answer."""
         words = [now - then for now, then in zip(self.words, before.words, strict=True)]
         return figures_of([words], self.response_bounds_ns)
@@ -281,8 +281,8 @@ class Figures(msgspec.Struct, frozen=True):
         return message
 
 
-def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -> Figures:
-    """Return the sum of what `Row.read` has returned, at least one."""
+def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -> VersionFigures:
+    """Return the sum of what `CounterRow.read` has returned, at least one."""
     words = _sum_of([row[:BATCH_TABLE] for row in rows])
 
     def duration(place: int) -> Duration:
@@ -296,7 +296,7 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
     own |= {f"{VERSION_PREFIX}{number}": count for number, count in enumerate(versions) if count}
     if in_bf16 := words[IN_BF16]:
         own[BF16] = in_bf16
-    return Figures(
+    return VersionFigures(
         words,
         success=duration(SUCCESS),
         fail=duration(FAIL),
@@ -349,7 +349,7 @@ _QOS_MET, _QOS_MISSED, _REFUSED, _BLOCKS, _CONFLICTS, _PREEMPTIONS = range(OWN, 
 _STATIC_VERSION = 1  # the mask of requests that used no other one
 
 
-class Times(NamedTuple):
+class RequestTimes(NamedTuple):
     """Nanoseconds of one successful request."""
 
     total: int
@@ -375,10 +375,10 @@ class Statistics:
     def __init__(
         self,
         response_bounds_ns: tuple[int, ...] = TIME_BOUNDS_NS,
-        own: Row | None = None,
-        others: Sequence[Row] = (),
+        own: CounterRow | None = None,
+        others: Sequence[CounterRow] = (),
     ) -> None:
-        self._row = own or Row.private()
+        self._row = own or CounterRow.private()
         self._rows = (self._row, *others)
         self._add = self._row.add
         self._response_bounds_ns = response_bounds_ns
@@ -390,7 +390,7 @@ class Statistics:
     def succeeded(
         self,
         rows: int,
-        times: Times,
+        times: RequestTimes,
         in_time: bool | None,
         counts: SlotCounts,
         batch_rows: int = 0,
@@ -449,7 +449,7 @@ class Statistics:
             _REFUSED, code is StatusCode.UNAVAILABLE, _QOS_MISSED, had_target and code in MISSES,
         )  # fmt: skip
 
-    def figures(self) -> Figures:
+    def figures(self) -> VersionFigures:
         """Return all counters as they are now, those of all front ends together."""
         return figures_of([row.read() for row in self._rows], self._response_bounds_ns)
 
@@ -534,7 +534,7 @@ class StatisticsTable:
         own = rows.pop(front_end)
         return Statistics(response_bounds_ns, own, rows)
 
-    def figures(self, row: int, response_bounds_ns: tuple[int, ...] = TIME_BOUNDS_NS) -> Figures:
+    def figures(self, row: int, response_bounds_ns: tuple[int, ...] = TIME_BOUNDS_NS) -> VersionFigures:
         """Return what all front ends have counted of a model that has rows."""
         return figures_of([each.read() for each in self._rows(row)], response_bounds_ns)
 
@@ -562,8 +562,8 @@ class StatisticsTable:
         """Return the figures of all front ends' response caches together."""
         return CacheFigures(*map(sum, zip(*map(self.cache_words, range(self.front_ends)), strict=True)))
 
-    def _rows(self, row: int) -> Iterator[Row]:
-        return (Row(self.segment.view, offset) for offset in self._offsets(row))
+    def _rows(self, row: int) -> Iterator[CounterRow]:
+        return (CounterRow(self.segment.view, offset) for offset in self._offsets(row))
 
     def _offsets(self, row: int) -> list[int]:
         return [row_offset(front_end, row) for front_end in range(self.front_ends)]

@@ -15,7 +15,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
-from gangway.simulator.results import Counters
+from gangway.simulator.results import SimulationCounters
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,12 @@ class Batches(Singles):
     """Requests are known by their numbers, units by those of their queries, from `first_id` on."""
 
     def __init__(
-        self, batching: Batching, models: Mapping[int, ModelProfile], core_count: int, first_id: int, counters: Counters
+        self,
+        batching: Batching,
+        models: Mapping[int, ModelProfile],
+        core_count: int,
+        first_id: int,
+        counters: SimulationCounters,
     ) -> None:
         self._former = BatchFormer(count(first_id).__next__)
         for model in models.values():

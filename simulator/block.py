@@ -8,7 +8,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import ALONE, BatchPart
 
 
-class Control(IntEnum):
+class BlockControl(IntEnum):
     """What a block is told to do, as in `executor/leases.py`; a smaller gang is one of the things."""
 
     RUN = 0  # up to its end layer
@@ -17,7 +17,7 @@ class Control(IntEnum):
     SHRINK = 3  # at the next layer boundary
 
 
-class Block:
+class SimulatedBlock:
     """Its progress is a point of a time table (`machine.py`): `offset_us` at time `since_us`, `scale` times as slow.
 
     `since_us` may lie in the future: until then nothing proceeds (dispatching, ranks that are on their way).
@@ -65,7 +65,7 @@ class Block:
         self.begin = query.next_layer
         self.end_layer = end_layer
         self.target = end_layer
-        self.control = Control.RUN
+        self.control = BlockControl.RUN
         self.cores = cores
         self.keep = 0  # number of cores that stay at the target; 0: none leaves there before the end
         self.versions = versions
@@ -87,7 +87,7 @@ class Block:
 
     def aim(self, layer: int) -> None:
         """Run to the end, or to the next planned block, from this layer on, that has fewer cores."""
-        self.control, self.target, self.keep = Control.RUN, self.end_layer, 0
+        self.control, self.target, self.keep = BlockControl.RUN, self.end_layer, 0
         for begin, cores in self.plan:
             if begin >= layer and cores < len(self.cores):
                 self.target, self.keep = begin, cores
@@ -155,7 +155,7 @@ class Block:
             self.started_us,
             layer,
             self.since_us + (self.table[layer] - self.offset_us) * self.scale,
-            self.control is not Control.RUN,
+            self.control is not BlockControl.RUN,
             self.versions,
             blocks=self.plan,
         )

@@ -24,11 +24,19 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads
 from gangway.simulator.measured import MeasuredModel, profiled_models
-from gangway.simulator.rates import QUERIES, TARGET, Goal, RateEstimate, capacity_bound, estimate_rate, share_in_time
+from gangway.simulator.rates import (
+    QUERIES,
+    TARGET,
+    RateEstimate,
+    RateGoal,
+    capacity_bound,
+    estimate_rate,
+    share_in_time,
+)
 from gangway.simulator.runs import run_steady
 from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario
 from gangway.workload.mix import Mix, MixModel
-from gangway.workload.outcomes import Row
+from gangway.workload.outcomes import OutcomeRow
 from gangway.workload.qos import WorkloadError, parse_qos
 
 DESCRIPTION = """Say whether so many cores carry a load, at what highest rates, and how many cores it takes. Models are
@@ -61,7 +69,7 @@ class ModelAnswer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CapacityAnswer:
     """What a machine makes of a load.
 
     `highest`: the highest load that it carries, as a multiple of this one, for each of several seeds. `cores_needed`:
@@ -116,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
 
 def find_capacity(
     scenario: Callable[[int], Scenario], cores: int, rate_per_s: float, share: float, queries: int = QUERIES
-) -> Answer:
+) -> CapacityAnswer:
     """Return what `cores` cores make of a load of `rate_per_s` requests a second, and how many cores it takes.
 
     `scenario`: the load on so many cores. `share`: of each model's requests that are to be in time. Raises
@@ -127,9 +135,9 @@ def find_capacity(
         raise WorkloadError("no model has a target: give one behind @, as in resnet50=20@3x")
     run = run_steady(DEFAULT_POLICY, here, rate_per_s, queries, seed=1)
     rows = zip(run.summary.models, here.mix.shares, here.isolated_us, here.targets_us, strict=True)
-    goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
+    goal, seeds = RateGoal(share, each=True), range(1, SEEDS + 1)
     highest = estimate_rate(DEFAULT_POLICY, here, goal, queries, seeds, rate_per_s)
-    return Answer(
+    return CapacityAnswer(
         cores,
         tuple(_model_answer(row, part * rate_per_s, alone_us, target_us) for row, part, alone_us, target_us in rows),
         carries(here, rate_per_s, share, queries),
@@ -152,7 +160,7 @@ def _small_models(scenario: Scenario) -> Iterator[str]:
             )
 
 
-def _model_answer(row: Row, rate_per_s: float, isolated_us: float, target_us: float | None) -> ModelAnswer:
+def _model_answer(row: OutcomeRow, rate_per_s: float, isolated_us: float, target_us: float | None) -> ModelAnswer:
     in_time = row.satisfied[TARGET]
     return ModelAnswer(row.name, rate_per_s, isolated_us, target_us, in_time, row.p50_us, row.p95_us, row.p99_us)
 
@@ -161,7 +169,7 @@ def carries(scenario: Scenario, rate_per_s: float, share: float, queries: int = 
     """Whether most seeds of arrivals have so large a share of each model's requests in time."""
     if rate_per_s > BUSY * capacity_bound(scenario):
         return False
-    goal, seeds = Goal(share, each=True), range(1, SEEDS + 1)
+    goal, seeds = RateGoal(share, each=True), range(1, SEEDS + 1)
     shares = (share_in_time(DEFAULT_POLICY, scenario, goal, rate_per_s, queries, seed) for seed in seeds)
     return median(shares) >= share
 
@@ -192,7 +200,7 @@ def _scenario(
     return make_scenario(mix, cores, measured, overheads, requests=requests, in_bf16=in_bf16)
 
 
-def _table(answer: Answer) -> Table:
+def _table(answer: CapacityAnswer) -> Table:
     title = f"{answer.cores} cores, {answer.core_use:.0%} busy, simulated"
     table = Table("model", title=title)
     for heading in ("per s", "alone ms", "target ms", "in time", "p50 ms", "p95 ms", "p99 ms"):
@@ -215,7 +223,7 @@ def _ms(value_us: float | None) -> str:
     return f"{value_us / 1e3:.3g}" if value_us < 1e6 else f"{value_us / 1e3:.0f}"
 
 
-def _sentences(answer: Answer, percent: float) -> list[str]:
+def _sentences(answer: CapacityAnswer, percent: float) -> list[str]:
     needed = f"more than {MOST_CORES}" if answer.cores_needed is None else str(answer.cores_needed)
     found = [
         f"highest load on {answer.cores} cores: {answer.highest} times this one",

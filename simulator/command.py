@@ -16,9 +16,9 @@ from gangway.base.console import Console, ProgressBars, Table
 from gangway.base.extras import missing_packages
 from gangway.base.html_page import write_html
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
-from gangway.scheduler.stages.former import Plan
+from gangway.scheduler.stages.former import StagePlan
 from gangway.simulator.batching import Batching
-from gangway.simulator.compound import Comparison, compare, compound_table, searched
+from gangway.simulator.compound import CompoundComparison, compare, compound_table, searched
 from gangway.simulator.compound_load import compare_loaded, loaded_table
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import ContractError
@@ -130,14 +130,14 @@ def _compare_compound(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _loaded(comparison: Comparison, options: argparse.Namespace) -> Table:
+def _loaded(comparison: CompoundComparison, options: argparse.Namespace) -> Table:
     """Serve a compound task, by the schedule that was found, under load beside others."""
     names, members = comparison.names, range(len(comparison.names))
     mix = parse_mix(",".join(f"{name}=1" for name in (*names, *options.beside)))
     scenario = _machine_with(mix.with_qos(parse_qos(options.qos or BESIDE_TARGET)), options, Requests())
     tasks = {number: replace(scenario.models[number], qos_us=None) for number in members}
     scenario = replace(scenario, models={**scenario.models, **tasks})
-    plan = Plan(tuple(members), comparison.found, options.cores, comparison.coordinate_us)
+    plan = StagePlan(tuple(members), comparison.found, options.cores, comparison.coordinate_us)
     runs = compare_loaded(scenario, plan, options.queries // len(names), options.seed)
     return loaded_table(runs, f"{'+'.join(names)} beside {'+'.join(options.beside)}, {options.cores} cores, modelled")
 

@@ -14,7 +14,7 @@ from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.policy import Decision, Snapshot, Start
 from gangway.scheduler.stages.ir import Schedule, parallel, schedule, sequential
-from gangway.scheduler.stages.search import Record, Space, best, coordinate_descent, random_search
+from gangway.scheduler.stages.search import PointerSpace, Record, best, coordinate_descent, random_search
 from gangway.simulator.loop import simulate
 from gangway.simulator.scenario import Scenario
 from gangway.workload.arrivals import Arrivals
@@ -47,7 +47,7 @@ class Staged(Policy):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CompoundComparison:
     """One compound task: microseconds until its last model is answered, by way; `found` by coordinate descent."""
 
     names: tuple[str, ...]
@@ -75,13 +75,13 @@ def compare(
     progress: Callable[[], object] = lambda: None,
     rounds: int = ROUNDS,
     candidates: int = CANDIDATES,
-) -> Comparison:
+) -> CompoundComparison:
     """Search for the best schedule of the scenario's models, one request of each, and run the other ways.
 
     Both searches measure as many schedules. `progress` is called for each.
     """
     streams = tuple(scenario.models.values())
-    space = Space(streams, scenario.machine.cores, 2 * len(streams))
+    space = PointerSpace(streams, scenario.machine.cores, 2 * len(streams))
 
     def measure(stages: Schedule) -> float:
         return makespan_us(Staged(stages), scenario)
@@ -94,7 +94,7 @@ def compare(
         return best(seen)
 
     descended = found(coordinate_descent(measure, space, rounds, candidates, seed))
-    return Comparison(
+    return CompoundComparison(
         names=tuple(stream.name for stream in streams),
         sequential_us=measure(schedule(streams, sequential(streams), space.cores)),
         split_us=measure(schedule(streams, parallel(streams), space.cores)),
@@ -130,7 +130,7 @@ def makespan_us(policy: Policy, scenario: Scenario) -> float:
     return float(simulate(policy, scenario.models, arrivals, scenario.machine).outcomes.latency_us.max())
 
 
-def compound_table(comparisons: Sequence[Comparison], cores: int) -> Table:
+def compound_table(comparisons: Sequence[CompoundComparison], cores: int) -> Table:
     """Return a row per compound task, in at most 80 columns."""
     title = f"compound tasks, modelled, {cores} cores: ms until the last model is answered"
     result = Table(title=title)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gangway.base.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, Plan
+from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, StagePlan
 from gangway.simulator.loop import simulate
 from gangway.simulator.scenario import Scenario
 from gangway.workload.arrivals import Arrivals
@@ -40,7 +40,7 @@ class LoadedRun:
     today: Way
 
 
-def compare_loaded(scenario: Scenario, plan: Plan, tasks: int, seed: int) -> list[LoadedRun]:
+def compare_loaded(scenario: Scenario, plan: StagePlan, tasks: int, seed: int) -> list[LoadedRun]:
     """Serve so many compound tasks of the plan's models at each load; the scenario's other models are the others.
 
     Both kinds are Poisson processes, and each takes half of the load in time on one core.

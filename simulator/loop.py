@@ -18,7 +18,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import NEVER, Machine, Observer
 from gangway.simulator.node_choice import choose_node
-from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
+from gangway.simulator.results import Result, ResultRecorder, SimulationCounters, SimulationLimits
 from gangway.simulator.scheduler import ContractError, SimulatedScheduler
 from gangway.workload.arrivals import Arrivals
 
@@ -35,7 +35,7 @@ def simulate(
     arrivals: Arrivals,
     machine: Machine,
     observer: Observer | None = None,
-    limits: Limits | None = None,
+    limits: SimulationLimits | None = None,
     batching: Batching | None = None,
     compounds: Mapping[int, int] = NO_COMPOUNDS,
     in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
@@ -69,7 +69,7 @@ class Simulation:
         arrivals: Arrivals,
         machine: Machine,
         observer: Observer | None = None,
-        limits: Limits | None = None,
+        limits: SimulationLimits | None = None,
         batching: Batching | None = None,
         compounds: Mapping[int, int] = NO_COMPOUNDS,
         in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
@@ -93,7 +93,7 @@ class Simulation:
         self._models = models = {**models, **{model.model_id: model for model in more}}
         self._arrivals = arrivals
         self._compounds = compounds
-        self._counters = Counters()
+        self._counters = SimulationCounters()
         row_mb = {number: row_bytes.get(number, 0) / 1e6 for number in models}
         part = machine.of_scheduler()
         self._schedulers = [

@@ -16,8 +16,8 @@ from gangway.scheduler.policy import Decision, PlannedBlock, Query, Replan, Resi
 from gangway.scheduler.prediction import layer_times_us
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import BatchPart
-from gangway.simulator.block import Block, Control
-from gangway.simulator.results import Counters
+from gangway.simulator.block import BlockControl, SimulatedBlock
+from gangway.simulator.results import SimulationCounters
 
 NEVER = float("inf")
 MAX_TABLES = 20_000  # of some hundred numbers each
@@ -124,7 +124,7 @@ class Machine:
 class Observer:
     """Is told what happens; this one does not listen. For timelines and traces of decisions."""
 
-    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+    def ran(self, block: SimulatedBlock, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
         """A block had the cores it has for this time, in which it was in layers [begin_layer, end_layer)."""
 
     def decided(self, now_us: float, decision: Decision) -> None:
@@ -135,7 +135,7 @@ class Observer:
 class Ended:
     """A block that has left its cores; its query goes on with `layer`, of which a fraction is done."""
 
-    block: Block
+    block: SimulatedBlock
     layer: int
     fraction: float
 
@@ -143,8 +143,10 @@ class Ended:
 class SimulatedCores:
     """Cores, and the blocks that run on them by query. Times are microseconds; `now_us` never falls."""
 
-    def __init__(self, machine: Machine, counters: Counters, observer: Observer | None, first_core: int = 0) -> None:
-        self.running: dict[int, Block] = {}
+    def __init__(
+        self, machine: Machine, counters: SimulationCounters, observer: Observer | None, first_core: int = 0
+    ) -> None:
+        self.running: dict[int, SimulatedBlock] = {}
         self.view = RunningView(self.running)
         self.free = FreeCores(machine.cores, first_core)
         self._machine = machine
@@ -153,7 +155,7 @@ class SimulatedCores:
         self._counters = counters
         self._observer = observer
         self._tables = TimeTables(machine.level_step)
-        self._events: list[tuple[float, int, int, Block]] = []  # due, order, token, block
+        self._events: list[tuple[float, int, int, SimulatedBlock]] = []  # due, order, token, block
         self._order = 0
         self._demand = 0.0
         self._disturbed = False  # demand has changed since interference was shared out
@@ -179,13 +181,13 @@ class SimulatedCores:
             if ended is None:
                 ended = []
             match block.control:
-                case Control.SHRINK:
+                case BlockControl.SHRINK:
                     self._shrink(block, now_us)
-                case Control.STOP_NOW:
+                case BlockControl.STOP_NOW:
                     position_us = block.position_us(now_us)
                     layer = block.layer(position_us)
                     ended.append(self._leave(block, now_us, layer, block.fraction(layer, position_us)))
-                case Control.RUN if block.keep:
+                case BlockControl.RUN if block.keep:
                     self._counters.blocks += 1
                     self._shrink(block, now_us)
                 case _:
@@ -204,7 +206,7 @@ class SimulatedCores:
         versions = (
             start.versions if any(start.versions) else ()
         )  # one table for all that say "default" in so many words
-        block = Block(query, model, start.end_layer, start.cores, versions, start.blocks)
+        block = SimulatedBlock(query, model, start.end_layer, start.cores, versions, start.blocks)
         block.batch_part = part
         block.scale = model.rows_scale(len(start.cores), query.rows)
         block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
@@ -221,21 +223,21 @@ class SimulatedCores:
     def stop(self, now_us: float, stop: Stop) -> None:
         """Tell a block to leave. Raises KeyError for a query that does not run."""
         block = self.running[stop.query_id]
-        if block.model.indivisible or block.control is Control.STOP_NOW:
+        if block.model.indivisible or block.control is BlockControl.STOP_NOW:
             return
-        if block.control is not Control.STOP:
-            block.control, block.keep = Control.STOP, 0
+        if block.control is not BlockControl.STOP:
+            block.control, block.keep = BlockControl.STOP, 0
             block.target = block.layer(block.position_us(now_us)) + 1
         if stop.at_once:
             due_us = now_us + self._overheads.stop_us
             if due_us < block.reach_us(block.target):
-                block.control, block.due_us = Control.STOP_NOW, due_us
+                block.control, block.due_us = BlockControl.STOP_NOW, due_us
         self._schedule(block, now_us)
 
     def resize(self, now_us: float, resize: Resize) -> None:
         """Let a block grow now or shrink at the next boundary. Raises KeyError, ValueError."""
         block = self.running[resize.query_id]
-        if block.control in (Control.STOP, Control.STOP_NOW) or block.model.indivisible:
+        if block.control in (BlockControl.STOP, BlockControl.STOP_NOW) or block.model.indivisible:
             return
         cores, before = resize.cores, block.cores
         if resize.versions is not None:
@@ -245,7 +247,7 @@ class SimulatedCores:
         elif cores and cores == before[: len(cores)] and len(cores) < len(before):
             boundary = block.layer(block.position_us(now_us)) + 1
             if boundary < block.end_layer:
-                block.control, block.target, block.keep = Control.SHRINK, boundary, len(cores)
+                block.control, block.target, block.keep = BlockControl.SHRINK, boundary, len(cores)
                 self._schedule(block, now_us)
         else:
             raise ValueError(f"its cores are {before}")
@@ -253,14 +255,14 @@ class SimulatedCores:
     def replan(self, now_us: float, replan: Replan) -> None:
         """Change versions and blocks that lie before a block. Raises KeyError for a query that does not run."""
         block = self.running[replan.query_id]
-        if block.control in (Control.STOP, Control.STOP_NOW) or block.model.indivisible:
+        if block.control in (BlockControl.STOP, BlockControl.STOP_NOW) or block.model.indivisible:
             return
         self._plan(block, replan.versions, replan.blocks)
-        if block.control is Control.RUN:
+        if block.control is BlockControl.RUN:
             block.aim(block.layer(block.position_us(now_us)) + 1)
         self._retime(block, now_us)
 
-    def _plan(self, block: Block, versions: tuple[int, ...], blocks: tuple[PlannedBlock, ...]) -> None:
+    def _plan(self, block: SimulatedBlock, versions: tuple[int, ...], blocks: tuple[PlannedBlock, ...]) -> None:
         versions = versions if any(versions) else ()
         self._counters.versions += sum(map(bool, versions)) if versions != block.versions else 0
         block.versions, block.plan = versions, blocks
@@ -292,7 +294,7 @@ class SimulatedCores:
                 block.use_table(table, now_us, block.scale)
                 self._schedule(block, now_us)
 
-    def _leave(self, block: Block, now_us: float, layer: int, fraction: float) -> Ended:
+    def _leave(self, block: SimulatedBlock, now_us: float, layer: int, fraction: float) -> Ended:
         self._ran(block, now_us, layer + (fraction > 0))
         del self.running[block.query.query_id]
         block.token += 1
@@ -303,7 +305,7 @@ class SimulatedCores:
         self._counters.preemptions += layer < block.end_layer
         return Ended(block, layer, fraction)
 
-    def _shrink(self, block: Block, now_us: float) -> None:
+    def _shrink(self, block: SimulatedBlock, now_us: float) -> None:
         self._ran(block, now_us, block.target)
         block.arrive(now_us)
         leaving = block.cores[block.keep :]
@@ -313,7 +315,7 @@ class SimulatedCores:
         block.aim(block.target)
         self._retime(block, now_us)
 
-    def _grow(self, block: Block, now_us: float, cores: tuple[int, ...]) -> None:
+    def _grow(self, block: SimulatedBlock, now_us: float, cores: tuple[int, ...]) -> None:
         """New ranks join in the middle of a layer; until they work the block proceeds as before."""
         self.free.take(cores[len(block.cores) :])
         self._ran(block, now_us, block.layer(block.position_us(now_us)) + 1)
@@ -328,14 +330,14 @@ class SimulatedCores:
             block.pause(now_us, min(saved_us, self._overheads.grow_us * share))
             self._schedule(block, now_us)
 
-    def _ran(self, block: Block, now_us: float, layer: int) -> None:
+    def _ran(self, block: SimulatedBlock, now_us: float, layer: int) -> None:
         """Note that a block held its cores until now."""
         self._counters.core_busy_us += (now_us - block.held_us) * len(block.cores)
         if self._observer is not None:
             self._observer.ran(block, block.held_layer, layer, block.held_us, now_us)
         block.held_us, block.held_layer = now_us, layer
 
-    def _retime(self, block: Block, now_us: float) -> None:
+    def _retime(self, block: SimulatedBlock, now_us: float) -> None:
         """Its number of cores has changed."""
         count = len(block.cores)
         table = self._tables.times(block.model, count, block.steps, block.begin, block.versions)
@@ -343,7 +345,7 @@ class SimulatedCores:
         self._set_demand(block)
         self._schedule(block, now_us)
 
-    def _set_demand(self, block: Block) -> None:
+    def _set_demand(self, block: SimulatedBlock) -> None:
         if not self._machine.level_per_demand:
             return
         demand = float(len(block.cores))
@@ -354,11 +356,11 @@ class SimulatedCores:
         block.demand = demand
         self._disturbed = True
 
-    def _schedule(self, block: Block, now_us: float) -> None:
+    def _schedule(self, block: SimulatedBlock, now_us: float) -> None:
         """Enter when it will reach its target, in place of what was entered before."""
-        if block.control is not Control.STOP_NOW:
+        if block.control is not BlockControl.STOP_NOW:
             due_us = block.reach_us(block.target)
-            if block.control is not Control.SHRINK and not block.keep:
+            if block.control is not BlockControl.SHRINK and not block.keep:
                 due_us += self._overheads.leave_us
             block.due_us = due_us if due_us > now_us else now_us
         block.token += 1
@@ -370,9 +372,9 @@ class SimulatedCores:
 class RunningView(Sequence[RunningBlock]):
     """The running blocks as policies see them, made as they are looked at. Good until a decision is applied."""
 
-    def __init__(self, running: dict[int, Block]) -> None:
+    def __init__(self, running: dict[int, SimulatedBlock]) -> None:
         self._running = running
-        self._blocks: list[Block] | None = None
+        self._blocks: list[SimulatedBlock] | None = None
         self._now_us = 0.0
 
     def at(self, now_us: float) -> "RunningView":

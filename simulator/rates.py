@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from gangway.scheduler.policies.registry import make_policies
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
-from gangway.simulator.results import Limits
+from gangway.simulator.results import SimulationLimits
 from gangway.simulator.scenario import Scenario
 from gangway.workload.outcomes import Outcomes, summarise
 from gangway.workload.search import Measure, Probe, SearchResult, highest_rate
@@ -36,7 +36,7 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 @dataclass(frozen=True)
-class Goal:
+class RateGoal:
     """`share` of all queries in time, or of each model's."""
 
     share: float = 0.95
@@ -44,7 +44,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Window:
+class CountedWindow:
     """Which of a run's `arrivals` requests count, by their number in the order of arrival."""
 
     counted: range
@@ -55,12 +55,12 @@ class Window:
         return outcomes.between(self.counted.start, self.counted.stop)
 
 
-def window(scenario: Scenario, rate_per_s: float, queries: int = QUERIES) -> Window:
+def window(scenario: Scenario, rate_per_s: float, queries: int = QUERIES) -> CountedWindow:
     """Return the window of a run at a rate, of which so many requests count at least."""
     longest_s = max((target for target in scenario.targets_us if target), default=0.0) / 1e6
     first = math.ceil(WARM_UP * longest_s * rate_per_s)
     end = first + max(queries, math.ceil(LASTING * longest_s * rate_per_s))
-    return Window(range(first, end), end + math.ceil(DRAIN * longest_s * rate_per_s))
+    return CountedWindow(range(first, end), end + math.ceil(DRAIN * longest_s * rate_per_s))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,12 @@ class RateEstimate:
 
 
 def estimate_rate(
-    policy: str, scenario: Scenario, goal: Goal, queries: int, seeds: Sequence[int], start_per_s: float | None = None
+    policy: str,
+    scenario: Scenario,
+    goal: RateGoal,
+    queries: int,
+    seeds: Sequence[int],
+    start_per_s: float | None = None,
 ) -> RateEstimate:
     """Search the highest rate for each seed, from the one that was found before on."""
     searches = []
@@ -143,7 +148,7 @@ def search_both(
     policy: str, scenario: Scenario, share: float, queries: int, seed: int, start_per_s: float | None = None
 ) -> tuple[SearchResult, SearchResult]:
     """Search the highest rates at which such a share is in time: of all queries, and of each model's."""
-    shares = cache(partial(shares_in_time, policy, scenario, Goal(share), queries=queries, seed=seed))
+    shares = cache(partial(shares_in_time, policy, scenario, RateGoal(share), queries=queries, seed=seed))
 
     def of_all(rate_per_s: float, _attempt: int) -> float:
         return shares(rate_per_s).of_all
@@ -155,7 +160,7 @@ def search_both(
 
 
 def search_rate(
-    policy: str, scenario: Scenario, goal: Goal, queries: int, seed: int, start_per_s: float | None = None
+    policy: str, scenario: Scenario, goal: RateGoal, queries: int, seed: int, start_per_s: float | None = None
 ) -> SearchResult:
     """Search the highest rate at which a policy reaches the goal, up to the capacity bound.
 
@@ -176,20 +181,22 @@ def _search(scenario: Scenario, share: float, measure: Measure, start_per_s: flo
 
 
 @dataclass(frozen=True)
-class Shares:
+class SharesInTime:
     """The shares of counted queries in time: of all, and of the worst model."""
 
     of_all: float
     of_each: float
 
 
-def share_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: float, queries: int, seed: int) -> float:
+def share_in_time(policy: str, scenario: Scenario, goal: RateGoal, rate_per_s: float, queries: int, seed: int) -> float:
     """Return the share of counted queries in time that the goal is about. Less than a goal that is missed."""
     shares = shares_in_time(policy, scenario, goal, rate_per_s, queries, seed)
     return shares.of_each if goal.each else shares.of_all
 
 
-def shares_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: float, queries: int, seed: int) -> Shares:
+def shares_in_time(
+    policy: str, scenario: Scenario, goal: RateGoal, rate_per_s: float, queries: int, seed: int
+) -> SharesInTime:
     """Return the shares of counted queries in time. A simulation ends as soon as it is certain that a goal is missed.
 
     Then both shares are less than the goal.
@@ -199,7 +206,7 @@ def shares_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: floa
     models = arrivals.models[counts.counted.start : counts.counted.stop].tolist()
     late = math.floor(len(counts.counted) * (1 - goal.share))
     late_of = [math.floor(models.count(index) * (1 - goal.share)) for index in scenario.models]
-    limits = Limits(
+    limits = SimulationLimits(
         counts.counted,
         late,
         tuple(late_of) if goal.each else (len(models),) * len(late_of),
@@ -218,7 +225,7 @@ def shares_in_time(policy: str, scenario: Scenario, goal: Goal, rate_per_s: floa
     summary = summarise(counts.of(result.outcomes), {TARGET: scenario.targets_us})
     in_time = summary.total.satisfied[TARGET]
     most = math.nextafter(goal.share, 0) if result.gave_up else 1.0
-    return Shares(min(most, 1.0 if in_time is None else in_time), min(most, summary.least_satisfied(TARGET)))
+    return SharesInTime(min(most, 1.0 if in_time is None else in_time), min(most, summary.least_satisfied(TARGET)))
 
 
 def one_core_rate(scenario: Scenario) -> float:

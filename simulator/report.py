@@ -10,13 +10,13 @@ from types import TracebackType
 from gangway.base.console import Table
 from gangway.scheduler.policy import Decision, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Slice, TimelineWriter
-from gangway.simulator.block import Block
+from gangway.simulator.block import SimulatedBlock
 from gangway.simulator.machine import Observer
 from gangway.simulator.rates import TARGET, RateEstimate
-from gangway.simulator.results import Counters
+from gangway.simulator.results import SimulationCounters
 from gangway.simulator.runs import PolicyRun
 from gangway.simulator.turn_cost import MOST_BUSY, processes_needed
-from gangway.workload.outcomes import Row
+from gangway.workload.outcomes import OutcomeRow
 
 COLUMNS = ("qps", "satisfied", "mean_ms", "p50_ms", "p95_ms", "p99_ms", "over_isolated", "errors")
 
@@ -36,8 +36,8 @@ def write_csv(path: Path, run: PolicyRun) -> None:
     counters = run.result.counters
     with path.with_suffix(".counters.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow((*(field.name for field in fields(Counters)), "core_use"))
-        values = (getattr(counters, field.name) for field in fields(Counters))
+        writer.writerow((*(field.name for field in fields(SimulationCounters)), "core_use"))
+        values = (getattr(counters, field.name) for field in fields(SimulationCounters))
         writer.writerow((*(round(value, 1) for value in values), f"{run.core_use:.4f}"))
 
 
@@ -146,7 +146,7 @@ def draw(path: Path, runs: Sequence[PolicyRun], title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _cells(row: Row, missing: str) -> Sequence[str]:
+def _cells(row: OutcomeRow, missing: str) -> Sequence[str]:
     share = row.satisfied[TARGET]
     latencies = (row.mean_us, row.p50_us, row.p95_us, row.p99_us)
     errors = " ".join(itertools.chain.from_iterable((name, str(count)) for name, count in row.errors.items()))
@@ -169,7 +169,7 @@ class Recorder(Observer):
         if self._rows:
             self._rows.writerow(("time_us", "decision", "query", "end_layer", "cores", "wanted", "versions", "reason"))
 
-    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+    def ran(self, block: SimulatedBlock, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
         """Write a slice for each core."""
         if self._timeline:
             versions = block.versions[begin_layer - block.begin : end_layer - block.begin]

@@ -17,7 +17,7 @@ UNFINISHED = 2  # of those that were not answered when a simulation was given up
 
 
 @dataclass
-class Counters:
+class SimulationCounters:
     """What happened, over all queries."""
 
     decisions: int = 0  # calls of the policy
@@ -37,7 +37,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SimulationLimits:
     """When a simulation is given up, because what one wants to know is certain: more queries late, or waiting.
 
     `counted`: numbers of the queries whose lateness counts. `late`: over all models; `late_of[m]`: of model m.
@@ -58,7 +58,7 @@ class Result:
 
     outcomes: Outcomes
     queue_us: NDArray[np.float64]
-    counters: Counters
+    counters: SimulationCounters
     end_us: float  # when the last query was answered
     gave_up: bool = False
 
@@ -66,7 +66,7 @@ class Result:
 class ResultRecorder:
     """Requests by number, which is their index in the arrivals. `gave_up`: the limits are exceeded."""
 
-    def __init__(self, models: Mapping[int, ModelProfile], arrivals: Arrivals, limits: Limits | None) -> None:
+    def __init__(self, models: Mapping[int, ModelProfile], arrivals: Arrivals, limits: SimulationLimits | None) -> None:
         count = len(arrivals)
         self._names = tuple(models[number].name for number in range(len(models)))
         self._models = arrivals.models
@@ -112,7 +112,7 @@ class ResultRecorder:
         self._times_us[request.query_id] = request.arrival_us
         self._latency_us[request.query_id] = at_us - request.arrival_us
 
-    def result(self, counters: Counters, end_us: float) -> Result:
+    def result(self, counters: SimulationCounters, end_us: float) -> Result:
         """Return everything."""
         if self.gave_up:
             unfinished = np.isnan(self._latency_us)

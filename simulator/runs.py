@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gangway.scheduler.policies.registry import make_policies
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Observer
-from gangway.simulator.rates import TARGET, RateEstimate, Window, window
+from gangway.simulator.rates import TARGET, CountedWindow, RateEstimate, window
 from gangway.simulator.results import Result
 from gangway.simulator.scenario import Scenario
 from gangway.workload.outcomes import Summary, summarise
@@ -37,7 +37,7 @@ def run_policy(
     queries: int,
     seed: int,
     observer: Observer | None = None,
-    counts: Window | None = None,
+    counts: CountedWindow | None = None,
 ) -> PolicyRun:
     """Simulate a policy, by its name, at a rate, or in the scenario's closed loop, which finds one.
 

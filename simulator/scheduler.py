@@ -20,7 +20,7 @@ from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batching import Batches, Batching, Singles
 from gangway.simulator.decision_cost import FREE, decision_cost
 from gangway.simulator.machine import NEVER, Ended, Machine, Observer, SimulatedCores
-from gangway.simulator.results import Counters, ResultRecorder
+from gangway.simulator.results import ResultRecorder, SimulationCounters
 from gangway.simulator.turn_cost import FREE_TURN, MEASURED_TURN
 
 
@@ -41,7 +41,7 @@ class SimulatedScheduler:
         models: Mapping[int, ModelProfile],
         machine: Machine,
         results: ResultRecorder,
-        counters: Counters,
+        counters: SimulationCounters,
         ended: Callable[[Query, float, float], None],
         first_core: int,
         first_id: int,

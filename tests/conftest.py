@@ -31,9 +31,9 @@ sys.dont_write_bytecode = False
 
 
 if TYPE_CHECKING:
-    from gangway.compiler.pipeline import Compiled
+    from gangway.compiler.pipeline import CompileResult
 
-CompileKept = Callable[..., "Compiled"]
+CompileKept = Callable[..., "CompileResult"]
 LONG_FIRST = (
     "docs", "measure", "wire", "serving", "compiler", "scheduler", "benchmarks", "executor", "packaging", "simulator",
     "clients", "zoo", "server",
@@ -184,7 +184,7 @@ def compile_kept(model_cache: Path) -> CompileKept:
     from gangway.compiler.pipeline import compile_model
     from gangway.compiler.target import detect
 
-    def compile_kept(path: Path, name: str, cache_dir: Path, **options: Any) -> "Compiled":
+    def compile_kept(path: Path, name: str, cache_dir: Path, **options: Any) -> "CompileResult":
         compiled = compile_model(path, name, Cache(model_cache), detect(), lambda *_: None, **options)
         own = cache_dir / compiled.folder.name
         if not own.exists():  # of an equal model

@@ -191,6 +191,17 @@ def test_packages_that_only_some_import(package: str) -> None:
     assert not strangers
 
 
+def test_classes_have_names_of_their_own() -> None:
+    """Public ones. Those of `python_backend` live in other environments and repeat names of Triton's."""
+    by_name: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if room_of(module) != "python_backend":
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    by_name.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in by_name.items() if len(modules) > 1}
+
+
 def test_nothing_imports_in_circles() -> None:
     finished: set[str] = set()
 

@@ -56,7 +56,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True)
-class Row:
+class OutcomeRow:
     """One model, or all. Latencies are those of answered queries, in microseconds; None where there were none.
 
     `satisfied`: by name of the target, the share of all queries that were answered in time (errors are not), None
@@ -79,8 +79,8 @@ class Row:
 class Summary:
     """A row per model in the mix's order, and one over all queries."""
 
-    models: tuple[Row, ...]
-    total: Row
+    models: tuple[OutcomeRow, ...]
+    total: OutcomeRow
 
     def least_satisfied(self, target: str) -> float:
         """Return the smallest share among the models that have this target and any query; 1 if there are none."""
@@ -104,11 +104,11 @@ def summarise(
     targeted = {name: _per_query(outcomes, targets) > 0 for name, targets in targets_us.items()}
     ratio = outcomes.latency_us / np.asarray(isolated_us)[outcomes.models] if isolated_us is not None else None
 
-    def row(name: str, chosen: npt.NDArray[np.bool_]) -> Row:
+    def row(name: str, chosen: npt.NDArray[np.bool_]) -> OutcomeRow:
         good = chosen & outcomes.answered
         latencies = outcomes.latency_us[good]
         p50, p95, p99 = np.percentile(latencies, (50, 95, 99)).tolist() if latencies.size else (None, None, None)
-        return Row(
+        return OutcomeRow(
             name,
             queries=int(chosen.sum()),
             qps=len(latencies) / span_s if span_s > 0 else 0.0,

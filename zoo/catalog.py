@@ -102,7 +102,7 @@ TRITON_EXAMPLES = (  # what Triton's public client examples ask for
 
 
 @dataclass(frozen=True)
-class EnsembleTensor:
+class ZooTensor:
     """An input or output, without the batch."""
 
     name: str
@@ -111,7 +111,7 @@ class EnsembleTensor:
 
 
 @dataclass(frozen=True)
-class EnsembleStep:
+class ZooStep:
     """A model of the zoo; maps go from its names to those of the ensemble."""
 
     model: str
@@ -124,9 +124,9 @@ class ZooEnsemble:
     """The content of its config.pbtxt."""
 
     summary: str
-    inputs: Sequence[EnsembleTensor]
-    outputs: Sequence[EnsembleTensor]
-    steps: Sequence[EnsembleStep]
+    inputs: Sequence[ZooTensor]
+    outputs: Sequence[ZooTensor]
+    steps: Sequence[ZooStep]
     max_batch_size: int = 8
     has_samples: bool = False  # pictures of `digits.sample_pictures`, in its folder `samples`
 
@@ -140,34 +140,34 @@ ENSEMBLES: Mapping[str, ZooEnsemble] = MappingProxyType(
     {
         "digits": ZooEnsemble(
             "ensemble, trained: a 64 x 64 picture of a handwritten digit, white on black, to its name",
-            [EnsembleTensor("PIXELS", "TYPE_UINT8", (PICTURE_SIZE, PICTURE_SIZE, 3))],
-            [EnsembleTensor("DIGIT", "TYPE_FP32", (len(DIGITS),))],
+            [ZooTensor("PIXELS", "TYPE_UINT8", (PICTURE_SIZE, PICTURE_SIZE, 3))],
+            [ZooTensor("DIGIT", "TYPE_FP32", (len(DIGITS),))],
             [
-                EnsembleStep("digits_pixels", {"PIXELS": "PIXELS"}, {"CELLS": "cells"}),
-                EnsembleStep("digits_network", {"CELLS": "cells"}, {"DIGIT": "DIGIT"}),
+                ZooStep("digits_pixels", {"PIXELS": "PIXELS"}, {"CELLS": "cells"}),
+                ZooStep("digits_network", {"CELLS": "cells"}, {"DIGIT": "DIGIT"}),
             ],
             has_samples=True,
         ),
         "simple_ensemble": ZooEnsemble(
             "ensemble: the bytes of a 64 x 64 image, made ready and classified",
-            [EnsembleTensor("PIXELS", "TYPE_UINT8", (IMAGE_SIZE, IMAGE_SIZE, len(COLOURS)))],
-            [EnsembleTensor("COLOUR", "TYPE_FP32", (len(COLOURS),))],
+            [ZooTensor("PIXELS", "TYPE_UINT8", (IMAGE_SIZE, IMAGE_SIZE, len(COLOURS)))],
+            [ZooTensor("COLOUR", "TYPE_FP32", (len(COLOURS),))],
             [
-                EnsembleStep("simple_pixels", {"PIXELS": "PIXELS"}, {"IMAGE": "image"}),
-                EnsembleStep("simple_image", {"IMAGE": "image"}, {"COLOUR": "COLOUR"}),
+                ZooStep("simple_pixels", {"PIXELS": "PIXELS"}, {"IMAGE": "image"}),
+                ZooStep("simple_image", {"IMAGE": "image"}, {"COLOUR": "COLOUR"}),
             ],
         ),
         "simple_diamond": ZooEnsemble(
             "ensemble: `simple` on its own results, 2 A and 2 B of A and B, then their sum and difference",
-            [EnsembleTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("INPUT0", "INPUT1")],
-            [EnsembleTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("OUTPUT0", "OUTPUT1")],
+            [ZooTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("INPUT0", "INPUT1")],
+            [ZooTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("OUTPUT0", "OUTPUT1")],
             [
-                EnsembleStep(
+                ZooStep(
                     "simple", {"INPUT0": "INPUT0", "INPUT1": "INPUT1"}, {"OUTPUT0": "sum", "OUTPUT1": "difference"}
                 ),
-                EnsembleStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT0": "twice_a"}),
-                EnsembleStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT1": "twice_b"}),
-                EnsembleStep(
+                ZooStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT0": "twice_a"}),
+                ZooStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT1": "twice_b"}),
+                ZooStep(
                     "simple", {"INPUT0": "twice_a", "INPUT1": "twice_b"}, {"OUTPUT0": "OUTPUT0", "OUTPUT1": "OUTPUT1"}
                 ),
             ],

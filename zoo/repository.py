@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from onnx import TensorProto
 
-from gangway.zoo.catalog import ENSEMBLES, MODELS, EnsembleStep, EnsembleTensor, build
+from gangway.zoo.catalog import ENSEMBLES, MODELS, ZooStep, ZooTensor, build
 from gangway.zoo.digits import sample_pictures
 from gangway.zoo.graph import ModelGraph
 
@@ -140,7 +140,7 @@ def _dims(info: Any) -> str:
     return ", ".join(str(dim.dim_value if dim.HasField("dim_value") else -1) for dim in dims)
 
 
-def _ensemble_tensors(tensors: Sequence[EnsembleTensor]) -> str:
+def _ensemble_tensors(tensors: Sequence[ZooTensor]) -> str:
     return ",\n".join(
         f'  {{\n    name: "{tensor.name}"\n    data_type: {tensor.data_type}\n'
         f"    dims: [ {', '.join(map(str, tensor.dims))} ]\n  }}"
@@ -148,7 +148,7 @@ def _ensemble_tensors(tensors: Sequence[EnsembleTensor]) -> str:
     )
 
 
-def _ensemble_step(step: EnsembleStep) -> str:
+def _ensemble_step(step: ZooStep) -> str:
     maps = [
         f'      {side}_map {{ key: "{name}" value: "{tensor}" }}\n'
         for side, pairs in (("input", step.inputs), ("output", step.outputs))

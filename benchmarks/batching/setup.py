@@ -10,7 +10,7 @@ from typing import Self
 
 from benchmarks.serving.servers import write_repository
 from gangway.clients.command import server_times
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.scheduler.profiles import ModelProfile, policy_profile
 from testing.live_server import LiveServer, live_server
 from testing.load import is_right, raw_channel, raw_infer
@@ -89,7 +89,7 @@ class Counted:
 
 def counted(url: str, model: str) -> Counted:
     """Ask a server (Gangway or Triton) how much it has executed of a model."""
-    with Connection(url, TIMEOUT_S) as connection:
+    with ServerConnection(url, TIMEOUT_S) as connection:
         stats = connection.model_statistics(model).model_stats[0]
     return Counted(stats.inference_count, stats.execution_count)
 
@@ -99,7 +99,7 @@ class Client:
 
     def __init__(self, url: str, model: str) -> None:
         self._model = model
-        self._connection = Connection(url, TIMEOUT_S)
+        self._connection = ServerConnection(url, TIMEOUT_S)
         self._channel = raw_channel(url)
         self._infer = raw_infer(self._channel)
 

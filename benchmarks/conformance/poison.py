@@ -7,7 +7,7 @@ may hold anything.
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.format import Engine, Manifest, Space
+from gangway.artifact.format import Engine, Manifest, MemorySpace
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.job import steps_of
 from gangway.compiler.place.arena import keeps_zeros, size_bytes_of
@@ -25,7 +25,7 @@ def free_stretches(path: Path, manifest: Manifest) -> list[Stretch]:
     kept = sorted(
         (root.offset_bytes, root.offset_bytes + size_bytes_of(root, lanes))
         for root in roots
-        if root.space == Space.ARENA and keeps_zeros(root, lanes)
+        if root.space == MemorySpace.ARENA and keeps_zeros(root, lanes)
     )
     begins, ends = [0, *(end for _, end in kept)], [*(begin for begin, _ in kept), manifest.arena_bytes]
     return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]

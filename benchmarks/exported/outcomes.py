@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.exported.graphs import ARCHIVES, Exported, exported_files, pack, unpack
 from benchmarks.exported.make import CACHE
-from gangway.compiler.check.file_check import FileCheck, Rows, ServedBy, check_file
+from gangway.compiler.check.file_check import CompiledRows, FileCheck, ServedBy, check_file
 
 BEST = "kernels, any rows"
 EXPECTED = Path(__file__).parent / "expected.json"
@@ -66,7 +66,9 @@ def outcome(found: FileCheck) -> str:
     """Return what is said of a file in one line: engine, rows, sizes, islands."""
     if found.served_by in (ServedBy.ONNXRUNTIME, ServedBy.NOTHING):  # which of them depends on the machine's locales
         return "no kernels"
-    rows = {Rows.ANY: "any rows", Rows.EACH: "each number of rows", Rows.FIXED: "fixed rows"}[found.rows]
+    rows = {CompiledRows.ANY: "any rows", CompiledRows.EACH: "each number of rows", CompiledRows.FIXED: "fixed rows"}[
+        found.rows
+    ]
     nodes = ", ".join(sorted({name for island in found.islands for name in island.nodes}))
     return f"kernels, {rows}{', each size' * bool(found.open_sizes)}{f'; islands: {nodes}' if nodes else ''}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.frontend.peers import compare
 from gangway.clients.command import PHASES, ServerTimes, server_times
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from testing.cost import run_in_rounds
 from testing.fetch.perf_analyzer import BINARY
 from testing.live_server import LiveServer, live_server
@@ -43,7 +43,7 @@ class Slice:
 def measure_slices(server: LiveServer, model: str, example: Example) -> list[Slice]:
     """Be the only client; this process is not one of the server's."""
     slices = []
-    with Connection(server.url, TIMEOUT_S) as connection, raw_channel(server.url) as channel:
+    with ServerConnection(server.url, TIMEOUT_S) as connection, raw_channel(server.url) as channel:
         infer = raw_infer(channel)
         for number in range(SLICES + 1):
             before = server_times(connection.model_statistics(model))

@@ -30,7 +30,7 @@ from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
 from gangway.compiler.kernels.templates.tiling import registers
 from gangway.compiler.place.costs import shape_text
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 from gangway.compiler.target import TARGETS, detect
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
 from testing.repository import ensure_zoo, onnx_file
@@ -42,7 +42,7 @@ PEAK_ROUNDS = 100_000
 class Case:
     """A distinct kernel of a model."""
 
-    step: Step
+    step: PlacedLayer
     plan: KernelPlan
     uses: int
     symbol: str

@@ -28,7 +28,7 @@ from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import ConvSpec, KernelSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.convolution import Geometry
+from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry
 from gangway.compiler.target import detect
 from testing.report import Row, start_report
 
@@ -224,7 +224,7 @@ def _seconds(call: Callable[[], None]) -> float:
 
 def _arguments(spec: ConvSpec, target: TargetSpec) -> list[Any]:
     """Random arguments of the template's kernel."""
-    rng, geometry = np.random.default_rng(0), Geometry(spec, target)
+    rng, geometry = np.random.default_rng(0), ConvolutionGeometry(spec, target)
     shape = (spec.out_channels, spec.in_channels, *spec.kernel)
     raw = {"weights": rng.standard_normal(shape, np.float32), "bias": np.zeros(shape[0], np.float32)}
     images = [geometry.input, *([geometry.residual] if spec.residual else []), geometry.output]

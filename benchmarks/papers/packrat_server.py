@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
-from gangway.scheduler.batching.planner import Plan, split_table
+from gangway.scheduler.batching.planner import SplitPlan, split_table
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Floats
 
@@ -62,7 +62,7 @@ class PackratServer:
         return rows, slowdown * latency_us(self._profile, split, rows)
 
 
-def latency_us(profile: ModelProfile, split: Plan, rows: int) -> float:
+def latency_us(profile: ModelProfile, split: SplitPlan, rows: int) -> float:
     """Return how long a configuration takes for at most as many rows as it is for: the first gangs have the rows."""
     parts = split.parts
     if len(parts) == 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
-from gangway.scheduler.batching.planner import Plan, split_table
+from gangway.scheduler.batching.planner import SplitPlan, split_table
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.scaling import Losses, losses, scale_model, scale_rows
@@ -67,7 +67,7 @@ class Point:
 
     batch: int
     fat_us: float
-    split: Plan
+    split: SplitPlan
     expected: float
     actual: float
     thin: float  # a gang of one core on every core
@@ -137,7 +137,7 @@ def as_layers(model: MeasuredModel, cores: int) -> Losses:
     return replace(nothing, share=max(0.0, float(lost_us / (ideal_us[0] - ideal_us[-1]))))
 
 
-def together_us(profile: ModelProfile, split: Plan) -> float:
+def together_us(profile: ModelProfile, split: SplitPlan) -> float:
     """Return how long the slowest gang of a split takes beside the others; the only one is alone."""
     if len(split.parts) == 1:
         return split.latency_us

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.papers.npu_models import Npu, NpuModel
-from gangway.scheduler.policies.layerweaver import Candidate, Choice, least_idle, two_modes
+from gangway.scheduler.policies.layerweaver import LayerCandidate, LayerChoice, least_idle, two_modes
 from gangway.workload.arrivals import Arrivals, Floats
 
-Choose = Callable[[Sequence[Candidate]], Choice]
+Choose = Callable[[Sequence[LayerCandidate]], LayerChoice]
 WEAVERS: dict[str, Choose] = {"layerweaver": least_idle, "layerweaver_plus": two_modes}
 BASELINE = "baseline"
 SCHEDULERS = (BASELINE, *WEAVERS)
@@ -205,9 +205,9 @@ def _woven(
             yield job, end_us
 
 
-def _candidate(job: Job, engines: Engines, now_us: float) -> Candidate:
+def _candidate(job: Job, engines: Engines, now_us: float) -> LayerCandidate:
     _, end_us, idle_us = engines.plan(job, now_us)
-    return Candidate(idle_us, end_us, job.due_us, job.remaining_us[job.layer])
+    return LayerCandidate(idle_us, end_us, job.due_us, job.remaining_us[job.layer])
 
 
 def _alone(tenants: Sequence[Tenant], arrivals: Arrivals, npu: Npu, most: int) -> Iterator[tuple[Job, float]]:

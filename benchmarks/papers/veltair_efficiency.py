@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import CORE_USE_GAP
-from gangway.simulator.block import Block
+from gangway.simulator.block import SimulatedBlock
 from gangway.simulator.machine import Observer
-from gangway.simulator.rates import Goal, search_rate
+from gangway.simulator.rates import RateGoal, search_rate
 from gangway.simulator.runs import run_policy
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix
@@ -38,7 +38,7 @@ class LayerTime(Observer):
     def __init__(self) -> None:
         self.core_us = 0.0
 
-    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+    def ran(self, block: SimulatedBlock, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
         """Add a stretch, of which the layers' own time counts at most."""
         layers_us = block.model.span_us(begin_layer, end_layer, len(block.cores))
         self.core_us += len(block.cores) * min(layers_us, end_us - begin_us)
@@ -48,7 +48,7 @@ def draw(request: FigureRequest) -> None:
     """Write veltair_fig14a.csv and .png. Raises OSError."""
     scenario = make_scenario(read_mix(MIX), CORES)
     queries = min(request.queries, MOST_QUERIES)
-    highest = search_rate("veltair_as", scenario, Goal(), queries, request.seed).rate_per_s
+    highest = search_rate("veltair_as", scenario, RateGoal(), queries, request.seed).rate_per_s
     times = {
         policy: [core_time(policy, scenario, load * highest, queries, request.seed) for load in LOADS]
         for policy in POLICIES

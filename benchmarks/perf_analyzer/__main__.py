@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.perf_analyzer.cases import CASES, Case, models, write_files
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.zoo import DEFAULT_NAMES
 from testing.fetch.perf_analyzer import BINARY, fetch, fetch_newest
 from testing.live_server import live_server
@@ -30,14 +30,14 @@ def run_all(
 
 def run_cases(urls: Mapping[str, str], names: Sequence[str], interval_ms: int, program: Path) -> list[Result]:
     """Run the cases, one after the other. `urls`: of both protocols."""
-    with tempfile.TemporaryDirectory() as name, Connection(urls[GRPC], CALL_TIMEOUT_S) as connection:
+    with tempfile.TemporaryDirectory() as name, ServerConnection(urls[GRPC], CALL_TIMEOUT_S) as connection:
         folder = Path(name)
         write_files(folder)
         return [_run_case(connection, urls, folder, name, CASES[name], interval_ms, program) for name in names]
 
 
 def _run_case(
-    connection: Connection,
+    connection: ServerConnection,
     urls: Mapping[str, str],
     folder: Path,
     name: str,
@@ -59,7 +59,7 @@ def _run_case(
     return replace(result, problem=problem)
 
 
-def _counts(connection: Connection, model: str) -> tuple[int, int]:
+def _counts(connection: ServerConnection, model: str) -> tuple[int, int]:
     """Return how many requests for a model succeeded and failed so far."""
     (statistics,) = connection.model_statistics(model).model_stats
     return statistics.inference_stats.success.count, statistics.inference_stats.fail.count

@@ -17,20 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.replay.live import LiveRun, Lone, Replayed
-from gangway.artifact.profile import LayerProfile, Machine, Profile, whole_machine_id, write_profile
-from gangway.clients.connection import Connection
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, whole_machine_id, write_profile
+from gangway.clients.connection import ServerConnection
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
-from gangway.simulator.machine import Machine as SimulatedMachine
-from gangway.simulator.machine import Overheads
+from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.results import Result
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
-from gangway.workload.outcomes import Outcomes, Row, summarise
+from gangway.workload.outcomes import OutcomeRow, Outcomes, summarise
 from testing.live_server import live_server
 from testing.report import add_repository_option, option_parser, start_report
 from testing.repository import compile_model, ensure_zoo
@@ -49,8 +48,8 @@ class Replay:
     lone: Mapping[str, Lone]
     rate_per_s: float
     runs: Sequence[LiveRun]
-    live: Row
-    simulated: Row
+    live: OutcomeRow
+    simulated: OutcomeRow
     result: Result
 
 
@@ -81,7 +80,7 @@ def replay(
         write_profile(cache, _profile_of(measured[name], artifact.name))
     repository = _repository(folder / "models", models, scaled)
     flags = [f"--cache-dir={cache}", f"--scheduler={policy}", "--cores=0,1"]
-    with live_server(repository, flags) as server, Connection(server.url, 10) as connection:
+    with live_server(repository, flags) as server, ServerConnection(server.url, 10) as connection:
         live = Replayed(server, connection, MIX.names)
         meter = live.meter()
         lone = live.all_lone(scaled)
@@ -151,14 +150,14 @@ def _simulate(
         grow_us=WAKE_UP_US,
         stolen_us=float(np.median([run.overhead_us for run in runs])),
     )
-    machine = SimulatedMachine(CORES, overheads, level_per_demand(CORES))
+    machine = Machine(CORES, overheads, level_per_demand(CORES))
     return simulate(make_policy(policy), models, arrivals, machine)
 
 
 def _lone_compute_us(policy: str, model: ModelProfile) -> float:
     """Return how long the policy takes for a lone query on the simulated machine: on as many cores as it likes."""
     alone = Arrivals(np.zeros(1), np.zeros(1, np.int64))
-    result = simulate(make_policy(policy), {0: replace(model, model_id=0)}, alone, SimulatedMachine(CORES))
+    result = simulate(make_policy(policy), {0: replace(model, model_id=0)}, alone, Machine(CORES))
     return float(result.outcomes.latency_us[0])
 
 
@@ -184,7 +183,7 @@ def _profile_of(model: MeasuredModel, key: str) -> Profile:
         for versions, memory, compute in zip(model.latency_us, model.memory_us, model.compute_us, strict=True)
     )
     isolated = tuple((sum(versions[0][i] for versions in model.latency_us),) for i in range(len(model.cores)))
-    machine = Machine(whole_machine_id(model.target), model.cpu, CORES, model.target, 1.0, 1.0)
+    machine = ProfiledMachine(whole_machine_id(model.target), model.cpu, CORES, model.target, 1.0, 1.0)
     return Profile(
         key, model.model_name, machine, model.cores, (1,), layers, isolated, isolated, (), 0, (9,), 0.01, 1.0
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gangway.clients.channel import Channel, call_blocking
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.open_loop import drive, real_time_priority
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.clients.raw_channel import RawChannel
@@ -47,7 +47,7 @@ class LiveRun:
 class Replayed:
     """A server, and requests for it."""
 
-    def __init__(self, server: LiveServer, connection: Connection, names: Sequence[str]) -> None:
+    def __init__(self, server: LiveServer, connection: ServerConnection, names: Sequence[str]) -> None:
         self._server = server
         self._connection = connection
         self._requests = prepare_requests(connection, names, "random", 0)

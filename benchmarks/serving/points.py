@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gangway.workload.outcomes import Row, Summary
+from gangway.workload.outcomes import OutcomeRow, Summary
 
 EACH, ALL = "each", "all"  # whose queries a criterion is about: every model's, or all together
 SATISFIED = 0.95
@@ -73,7 +73,7 @@ class Criterion:
         return f"{SATISFIED:.0%} of {whose} queries within {self.multiple}"
 
 
-def counts_of(row: Row) -> Counts:
+def counts_of(row: OutcomeRow) -> Counts:
     """Turn shares into numbers of queries, which can be added up over runs."""
     in_time = {name: round(share * row.queries) for name, share in row.satisfied.items() if share is not None}
     return Counts(row.queries, in_time, row.over_isolated, row.mean_us, row.p99_us, dict(row.errors))

@@ -12,11 +12,11 @@ from gangway.base.command_line import CommandParser
 from gangway.base.console import Console
 from gangway.base.html_page import write_html
 from gangway.clients.addresses import grpc_url
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, InputError
 from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
-from gangway.clients.perf.measure import Goal, InterruptedRunError, Run, RunLength, Session
+from gangway.clients.perf.measure import InterruptedRunError, LoadRun, PerfGoal, RunLength, Session
 from gangway.clients.perf.prepare import (
     FROM_CONFIG,
     Workload,
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.mix:
         mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     url, tls = options.target or options.url, Tls.of(options)
-    with Connection(url, options.timeout_ms / 1000, tls) as connection:
+    with ServerConnection(url, options.timeout_ms / 1000, tls) as connection:
         mix = mix or ready_models(connection)
         requests = prepare_requests(connection, mix.names, options.input_data, options.seed, dict(options.shape))
         workload = _workload(options, mix, connection, requests, tls)
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
         url, requests, workload, length, options.seed, timeout_s, lambda run: None, tls, client=options.client
     )
     show_workload(console, session)
-    goal = Goal(options.goal, options.each) if options.search else None
+    goal = PerfGoal(options.goal, options.each) if options.search else None
     try:
         run, found, scenario = _measure(console, options, session, goal)
     except (InterruptedRunError, KeyboardInterrupt):
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _show_interrupted(console: Console, options: argparse.Namespace, session: Session, goal: Goal | None) -> None:
+def _show_interrupted(console: Console, options: argparse.Namespace, session: Session, goal: PerfGoal | None) -> None:
     """Print, and write, what was measured before the user ended it."""
     last = session.runs[-1]
     if goal is None:
@@ -128,8 +128,8 @@ def _show_interrupted(console: Console, options: argparse.Namespace, session: Se
 
 
 def _measure(
-    console: Console, options: argparse.Namespace, session: Session, goal: Goal | None
-) -> tuple[Run, Mapping[str, SearchResult], Mapping[str, Any]]:
+    console: Console, options: argparse.Namespace, session: Session, goal: PerfGoal | None
+) -> tuple[LoadRun, Mapping[str, SearchResult], Mapping[str, Any]]:
     """Measure and print; return the printed run, the results of a search, and the scenario as in the JSON."""
     if options.scenario == "mlperf-server":
         return _mlperf(console, options, session)
@@ -151,7 +151,7 @@ def _measure(
     return run, {}, scenario
 
 
-def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> Run:
+def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> LoadRun:
     """Return the run to print: at the first rate that was found, else the one of the lowest rate."""
     rates = [each.rate_per_s for each in found.values() if each.rate_per_s]
     chosen = [run for run in session.runs if rates and run.rate_per_s == rates[0]]
@@ -160,7 +160,7 @@ def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> 
 
 def _mlperf(
     console: Console, options: argparse.Namespace, session: Session
-) -> tuple[Run, Mapping[str, SearchResult], Mapping[str, Any]]:
+) -> tuple[LoadRun, Mapping[str, SearchResult], Mapping[str, Any]]:
     try:
         from gangway.clients.perf.mlperf import run_server_scenario  # noqa: PLC0415 - needs an extra package
     except ModuleNotFoundError as error:
@@ -177,7 +177,7 @@ def _mlperf(
 
 
 def _workload(
-    options: argparse.Namespace, mix: Mix, connection: Connection, requests: Mapping[str, bytes], tls: Tls | None
+    options: argparse.Namespace, mix: Mix, connection: ServerConnection, requests: Mapping[str, bytes], tls: Tls | None
 ) -> Workload:
     least_us: Mapping[str, float] = {}  # given latencies give every server the same targets
     if options.isolated:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.open_loop import RAW, OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
@@ -61,7 +61,7 @@ class RunLength:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One run. `rate_per_s` is the scheduled rate; None: arrivals came from a file. `outcomes` begin after warm-up."""
 
     rate_per_s: float | None
@@ -86,7 +86,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Goal:
+class PerfGoal:
     """A share of queries in time: of all, or (`each`) of every model's."""
 
     share: float
@@ -100,7 +100,7 @@ class Goal:
 class InterruptedRunError(Exception):
     """The user has ended a run, which is the last one of its session."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoadRun) -> None:
         super().__init__("interrupted")
         self.run = run
 
@@ -115,18 +115,18 @@ class Session:
     length: RunLength
     seed: int
     timeout_s: float
-    progress: Callable[[Run], None]
+    progress: Callable[[LoadRun], None]
     tls: Tls | None = None
     client: str = RAW
-    runs: list[Run] = field(default_factory=list)
-    _measured: dict[tuple[float, int], Run] = field(default_factory=dict)
+    runs: list[LoadRun] = field(default_factory=list)
+    _measured: dict[tuple[float, int], LoadRun] = field(default_factory=dict)
 
     @property
     def capacity_per_s(self) -> float:
         """The rate of a machine that runs one query at a time."""
         return capacity_per_s(self.workload.mix, self.workload.isolated_us)
 
-    def at_rate(self, rate_per_s: float, attempt: int = 0) -> Run:
+    def at_rate(self, rate_per_s: float, attempt: int = 0) -> LoadRun:
         """Measure a rate; the same one and attempt is measured once. Attempts are seeds of their own."""
         key = (rate_per_s, attempt)
         if key not in self._measured:
@@ -134,11 +134,11 @@ class Session:
             self._measured[key] = self.of_arrivals(self._arrivals(rate_per_s, seed), rate_per_s, seed)
         return self._measured[key]
 
-    def of_arrivals(self, arrivals: Arrivals, rate_per_s: float | None, seed: int) -> Run:
+    def of_arrivals(self, arrivals: Arrivals, rate_per_s: float | None, seed: int) -> LoadRun:
         """Measure given arrivals. Raises ClientError, InterruptedRunError."""
         if not len(arrivals):
             raise ClientError("there are no queries: a longer run, or a higher rate")
-        with Connection(self.url, self.timeout_s, self.tls) as connection:
+        with ServerConnection(self.url, self.timeout_s, self.tls) as connection:
             before = server_counters(connection, list(self.requests))
             load = drive(
                 self.url,
@@ -153,7 +153,7 @@ class Session:
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
         if load.interrupted and not len(counted):
             raise KeyboardInterrupt  # during the warm-up
-        run = Run(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))
+        run = LoadRun(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))
         self.runs.append(run)
         self.progress(run)
         if load.interrupted:
@@ -165,7 +165,7 @@ class Session:
         isolated = [self.workload.isolated_us[name] for name in outcomes.names]
         return summarise(outcomes, self.workload.targets_us, isolated)
 
-    def search(self, goal: Goal, step: float, votes: int, start_per_s: float | None) -> dict[str, SearchResult]:
+    def search(self, goal: PerfGoal, step: float, votes: int, start_per_s: float | None) -> dict[str, SearchResult]:
         """Return the highest rate that reaches the goal, by name of the target. They share what they measure."""
         start = start_per_s or FIRST_LOAD * self.capacity_per_s
         fewest = 0.0 if self.length.queries else MIN_QUERIES / self.length.seconds
@@ -187,7 +187,7 @@ class Session:
         return poisson(mix, rate_per_s, before + length.queries, seed)
 
 
-def server_counters(connection: Connection, names: Sequence[str]) -> dict[str, ServerCounters]:
+def server_counters(connection: ServerConnection, names: Sequence[str]) -> dict[str, ServerCounters]:
     """Return the counters of each model since it was loaded; of none if the server keeps no statistics."""
     try:
         answers = {name: connection.model_statistics(name) for name in names}

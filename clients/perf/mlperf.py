@@ -22,7 +22,7 @@ import numpy as np
 from gangway.clients.channel import ready_of
 from gangway.clients.errors import ClientError, UnreachableError
 from gangway.clients.open_loop import CLIENTS, OpenLoopRun
-from gangway.clients.perf.measure import Run, Session
+from gangway.clients.perf.measure import LoadRun, Session
 from gangway.workload.outcomes import OK, Outcomes
 from gangway.workload.qos import WorkloadError
 
@@ -30,7 +30,7 @@ SAMPLES = 1000
 VALID = "Result is : VALID"
 
 
-def run_server_scenario(session: Session, rate_per_s: float, percentile: float) -> tuple[Run, dict[str, Any]]:
+def run_server_scenario(session: Session, rate_per_s: float, percentile: float) -> tuple[LoadRun, dict[str, Any]]:
     """Run loadgen's server scenario; return the run as we saw it, and its verdict: `valid` and lines of its summary.
 
     Our latencies count from the moment when loadgen issued a query; its own from its schedule. Raises ClientError.
@@ -46,7 +46,7 @@ def run_server_scenario(session: Session, rate_per_s: float, percentile: float) 
         summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
         outcomes, messages = sender.outcomes()
     load = OpenLoopRun(outcomes, np.empty(0), cpu_s, seconds, messages)  # loadgen does not report its lag
-    run = Run(rate_per_s, session.seed, load, outcomes, session.summarise(outcomes), {})
+    run = LoadRun(rate_per_s, session.seed, load, outcomes, session.summarise(outcomes), {})
     session.runs.append(run)
     return run, {"valid": VALID in summary, "summary": _lines(summary), "target_us": max(targets)}
 

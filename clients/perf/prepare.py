@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gangway.clients.channel import Connect, call_blocking
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import InputError, RefusedError
 from gangway.clients.inputs import (
     Array,
@@ -48,7 +48,7 @@ class Workload:
 
 
 def prepare_requests(
-    connection: Connection,
+    connection: ServerConnection,
     names: Sequence[str],
     source: str,
     seed: int,
@@ -78,7 +78,7 @@ def prepare_requests(
     return requests
 
 
-def ready_models(connection: Connection) -> Mix:
+def ready_models(connection: ServerConnection) -> Mix:
     """Return the server's models that are ready, with equal weights. Raises InputError if there is none."""
     names = sorted(connection.ready_models())
     if not names:
@@ -99,7 +99,7 @@ def measure_isolated(
 
 
 def configured_targets(
-    connection: Connection, requests: Mapping[str, bytes], resolved: bool = True
+    connection: ServerConnection, requests: Mapping[str, bytes], resolved: bool = True
 ) -> dict[str, Qos | None]:
     """Return the target in each model's configuration, None where it has none. Raises ClientError, WorkloadError.
 
@@ -116,7 +116,7 @@ def configured_targets(
     return targets
 
 
-def least_targets_us(connection: Connection, names: Sequence[str]) -> dict[str, float]:
+def least_targets_us(connection: ServerConnection, names: Sequence[str]) -> dict[str, float]:
     """Return the lower bound of targets that are multiples, by model, as a Gangway server reports it, else 0.
 
     Raises ClientError.
@@ -187,7 +187,7 @@ def _isolated_of_text(text: str) -> dict[str, float]:
     return isolated
 
 
-def _resolved_by_server(connection: Connection, request: bytes) -> Qos | None:
+def _resolved_by_server(connection: ServerConnection, request: bytes) -> Qos | None:
     """Return the target that the server has for a request, in milliseconds; None if it does not say."""
     asking = pb.ModelInferRequest.FromString(request)
     asking.parameters[REPORT_PARAMETER].bool_param = True

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from gangway.clients.open_loop import Progress
+from gangway.clients.open_loop import LoadProgress
 
 EVERY_S: Final = 0.5
 _CLEAR: Final = "\r\x1b[K"
 
 
 @contextmanager
-def progress_line(counts: Callable[[], Progress]) -> Iterator[None]:
+def progress_line(counts: Callable[[], LoadProgress]) -> Iterator[None]:
     """Show the counts of a run while the block lasts; nothing if standard error is no terminal.
 
     A thread of its own writes, so that no request waits for the terminal.
@@ -32,12 +32,12 @@ def progress_line(counts: Callable[[], Progress]) -> Iterator[None]:
         _write(_CLEAR)
 
 
-def _show(counts: Callable[[], Progress], ended: threading.Event) -> None:
+def _show(counts: Callable[[], LoadProgress], ended: threading.Event) -> None:
     while not ended.wait(EVERY_S):
         _write(_CLEAR + _text(counts()))
 
 
-def _text(now: Progress) -> str:
+def _text(now: LoadProgress) -> str:
     errors = f", {now.errors} errors" if now.errors else ""
     return f"{now.seconds:.0f} of {now.of_seconds:.0f} s: {now.answered} answered, {now.waiting} wait{errors}"
 

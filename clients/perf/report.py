@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangway.base.console import Console, Table
-from gangway.clients.perf.measure import Goal, Run, Session
-from gangway.workload.outcomes import Row
+from gangway.clients.perf.measure import LoadRun, PerfGoal, Session
+from gangway.workload.outcomes import OutcomeRow
 from gangway.workload.search import SearchResult
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def show_workload(console: Console, session: Session) -> None:
     console.print(f"capacity, one query at a time: {session.capacity_per_s:.4g} queries/s")
 
 
-def show_run(console: Console, run: Run, session: Session) -> None:
+def show_run(console: Console, run: LoadRun, session: Session) -> None:
     """Print a run: a row per model and one for all, the server's times, and how late the sender was."""
     rate = "arrivals from a file" if run.rate_per_s is None else _rate(run.rate_per_s, session)
     labels = list(session.workload.targets_us)
@@ -62,7 +62,7 @@ def show_run(console: Console, run: Run, session: Session) -> None:
     _show_sender(console, run, session)
 
 
-def show_probe(console: Console, run: Run, session: Session) -> None:
+def show_probe(console: Console, run: LoadRun, session: Session) -> None:
     """Print a run of a search, in one line."""
     shares = [
         f"{label}: all {_percent(run.summary.total.satisfied[label])} %, least "
@@ -73,7 +73,7 @@ def show_probe(console: Console, run: Run, session: Session) -> None:
     console.print(f"{rate}, {run.summary.total.queries} queries; {'; '.join(shares)}; {_sender(run)}")
 
 
-def show_found(console: Console, session: Session, goal: Goal, found: Mapping[str, SearchResult]) -> None:
+def show_found(console: Console, session: Session, goal: PerfGoal, found: Mapping[str, SearchResult]) -> None:
     """Print what a search found."""
     of = "each model's" if goal.each else "all"
     for label, each in found.items():
@@ -85,7 +85,7 @@ def show_found(console: Console, session: Session, goal: Goal, found: Mapping[st
         console.print(f"highest rate with {goal.share:.0%} of {of} queries within {label}: {text}", style="bold")
 
 
-def show_reached(console: Console, session: Session, goal: Goal) -> None:
+def show_reached(console: Console, session: Session, goal: PerfGoal) -> None:
     """Print what a search knows that was interrupted: the highest rate all runs of which have reached the goal."""
     of = "each model's" if goal.each else "all"
     whole = [run for run in session.runs if not run.load.interrupted and run.rate_per_s]
@@ -97,21 +97,21 @@ def show_reached(console: Console, session: Session, goal: Goal) -> None:
         console.print(f"highest rate with {goal.share:.0%} of {of} queries within {label}: {text}", style="bold")
 
 
-def _show_sender(console: Console, run: Run, session: Session) -> None:
+def _show_sender(console: Console, run: LoadRun, session: Session) -> None:
     console.print(f"{_sender(run)}; client {session.client}: {run.cpu_us:.0f} us of CPU a query")
     targets = [target for each in session.workload.targets_us.values() for target in each if target is not None]
     if targets and run.lag_us is not None and run.lag_us[1] > LATE_SHARE * min(targets):
         console.print("The sender was late by more than 5 % of a target: latencies include that.", style="yellow")
 
 
-def _sender(run: Run) -> str:
+def _sender(run: LoadRun) -> str:
     if run.lag_us is None:
         return "sender late: unknown"
     p50, p99 = run.lag_us
     return f"sender late {p50 / 1000:.2f} ms (p50), {p99 / 1000:.2f} ms (p99)"
 
 
-def _server_table(run: Run) -> Table:
+def _server_table(run: LoadRun) -> Table:
     own = [name for name in GANGWAY_COLUMNS if any(name in side.own for side in run.server.values())]
     table = _table("the server's account, means per query", "model", "queue ms", "compute ms", *own)
     for name, side in run.server.items():
@@ -120,7 +120,7 @@ def _server_table(run: Run) -> Table:
     return table
 
 
-def _cells(row: Row, labels: list[str]) -> list[str]:
+def _cells(row: OutcomeRow, labels: list[str]) -> list[str]:
     latencies = [_ms(us) for us in (row.mean_us, row.p50_us, row.p95_us, row.p99_us)]
     over = "-" if row.over_isolated is None else f"{row.over_isolated:.2f}"
     errors = ", ".join(f"{count} {status}" for status, count in row.errors.items()) or "0"
@@ -148,7 +148,7 @@ def _percent(share: float | None) -> str:
 
 
 def result_of(
-    session: Session, goal: Goal | None, found: Mapping[str, SearchResult], scenario: Mapping[str, Any]
+    session: Session, goal: PerfGoal | None, found: Mapping[str, SearchResult], scenario: Mapping[str, Any]
 ) -> Any:
     """Return everything that was measured, as what `json.dump` takes."""
     workload = session.workload
@@ -176,7 +176,7 @@ def result_of(
     }
 
 
-def _run_json(run: Run) -> dict[str, Any]:
+def _run_json(run: LoadRun) -> dict[str, Any]:
     lag_p50_us, lag_p99_us = run.lag_us or (None, None)
     return {
         "rate_per_s": run.rate_per_s,
@@ -198,7 +198,7 @@ def _run_json(run: Run) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: OutcomeRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "queries": row.queries,
@@ -223,7 +223,7 @@ def _found_json(found: SearchResult, capacity_per_s: float) -> dict[str, Any]:
     }
 
 
-def picture_of(session: Session, run: Run, goal: Goal | None) -> bytes:
+def picture_of(session: Session, run: LoadRun, goal: PerfGoal | None) -> bytes:
     """Return a PNG: latencies of this run, and of a search the shares of all. Needs matplotlib."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package
 
@@ -238,7 +238,7 @@ def picture_of(session: Session, run: Run, goal: Goal | None) -> bytes:
         return file.getvalue()
 
 
-def _draw_latencies(axes: "Axes", run: Run, session: Session) -> None:
+def _draw_latencies(axes: "Axes", run: LoadRun, session: Session) -> None:
     """Draw the distribution of each model's latency; dotted lines are targets."""
     for index, name in enumerate(run.outcomes.names):
         chosen = (run.outcomes.models == index) & run.outcomes.answered
@@ -256,7 +256,7 @@ def _draw_latencies(axes: "Axes", run: Run, session: Session) -> None:
     axes.legend(fontsize="small")
 
 
-def _draw_shares(axes: "Axes", session: Session, goal: Goal) -> None:
+def _draw_shares(axes: "Axes", session: Session, goal: PerfGoal) -> None:
     """Draw a dot for each run, and a line through the mean of each rate."""
     by_rate = defaultdict(list)
     for run in session.runs:

@@ -23,7 +23,7 @@ from gangway.compiler.fallback import PART, require_servable, sums_of
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import deciding_inputs, input_symbols, read_graph
 from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec, TensorProgramSpec
-from gangway.compiler.lower.layers import Layer, Program
+from gangway.compiler.lower.layers import LoweredLayer, Program
 from gangway.compiler.lower.lowering import lower_model
 
 SIZES = (32, 224, 640)  # of symbolic dimensions, to read a file with, in this order
@@ -40,7 +40,7 @@ class ServedBy(StrEnum):
     NOTHING = "nothing"
 
 
-class Rows(StrEnum):
+class CompiledRows(StrEnum):
     """For which numbers of rows a file is compiled."""
 
     ANY = "any"
@@ -49,7 +49,7 @@ class Rows(StrEnum):
 
 
 @dataclass(frozen=True)
-class Island:
+class IslandNodes:
     """Nodes that onnxruntime executes as one layer: how many of each operator, and why no kernel computes the first."""
 
     nodes: Mapping[str, int]
@@ -67,11 +67,11 @@ class FileCheck:
     """
 
     served_by: ServedBy
-    rows: Rows = Rows.FIXED
+    rows: CompiledRows = CompiledRows.FIXED
     open_sizes: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     layers: int = 0
-    islands: tuple[Island, ...] = ()
+    islands: tuple[IslandNodes, ...] = ()
     by_tvm: tuple[str, ...] = ()
     reason: str = ""
 
@@ -125,8 +125,8 @@ def _check(path: Path, given: Mapping[str, int], lower: Lower) -> FileCheck:
                 is_better = isinstance(error, UnsupportedModelError) and not isinstance(refusal, UnsupportedModelError)
                 refusal = error if refusal is None or is_better else refusal
                 continue
-            kind = Rows.ANY if graph.batched else Rows.EACH if rows else Rows.FIXED
-            why = str(refusal) if kind is Rows.EACH else ""
+            kind = CompiledRows.ANY if graph.batched else CompiledRows.EACH if rows else CompiledRows.FIXED
+            why = str(refusal) if kind is CompiledRows.EACH else ""
             return replace(found, rows=kind, open_sizes=open_names, sizes=sizes, reason=why)
     return FileCheck(ServedBy.ONNXRUNTIME, open_sizes=open_names, reason=str(refusal))
 
@@ -151,7 +151,7 @@ def _of_program(program: Program) -> FileCheck:
     return FileCheck(served_by, layers=len(program.layers), islands=islands, by_tvm=tuple(by_tvm))
 
 
-def _island(layer: Layer, refused: Mapping[str, str]) -> Island:
+def _island(layer: LoweredLayer, refused: Mapping[str, str]) -> IslandNodes:
     assert isinstance(layer.spec, IslandSpec)
     nodes: Sequence[onnx.NodeProto] = onnx.ModelProto.FromString(layer.spec.model).graph.node
     reasons = [refused[name] for node in nodes for name in node.output if name in refused]
@@ -160,4 +160,4 @@ def _island(layer: Layer, refused: Mapping[str, str]) -> Island:
         node.op_type for node in nodes if not (node.op_type == "Identity" and node.output[0].endswith(":copy"))
     )
     why = reasons[0] if reasons else "its outputs have sizes that depend on data, or hold strings"
-    return Island(dict(counted), why, isinstance(layer.spec, TailSpec))
+    return IslandNodes(dict(counted), why, isinstance(layer.spec, TailSpec))

@@ -18,13 +18,13 @@ import numpy as np
 
 from gangway.compiler.frontend.batch.arithmetic import NUMBERS
 from gangway.compiler.frontend.batch.bodies import BODIES, rows_of_results
-from gangway.compiler.frontend.batch.numbers import ROWS, UNKNOWN, Numbers, UndecidedError
-from gangway.compiler.frontend.batch.places import NOT_KNOWN, Operands, Rows, Tensor
+from gangway.compiler.frontend.batch.numbers import ROWS, UNKNOWN, AffineNumbers, UndecidedError
+from gangway.compiler.frontend.batch.places import NOT_KNOWN, BatchAxis, BatchedTensor, Operands
 from gangway.compiler.frontend.batch.rules import ALWAYS_ASKED, RULES, SHAPE_INPUTS
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node
 from gangway.compiler.kernels.specs import Array
 
-_NO_TENSOR = Tensor((), "")
+_NO_TENSOR = BatchedTensor((), "")
 _EXACT_BYTES = 4  # of an element type that can count the rows of any batch
 
 
@@ -34,20 +34,24 @@ def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
     Raises MixedRowsError that names the first operator which mixes rows, UnsupportedModelError where that is not known.
     """
     if graph.batched:
-        known = {name: Tensor(graph.types[name].shape, graph.types[name].dtype, Rows(0)) for name in graph.inputs}
+        known = {
+            name: BatchedTensor(graph.types[name].shape, graph.types[name].dtype, BatchAxis(0)) for name in graph.inputs
+        }
         walk = _Walk(graph, constants, known)
         walk.run()
         walk.check_outputs()
 
 
-def _require_exact(numbers: Numbers, tensor: Tensor) -> None:
+def _require_exact(numbers: AffineNumbers, tensor: BatchedTensor) -> None:
     """Raise UndecidedError for numbers that a larger batch may not have room for: as of one element type."""
     kind = np.dtype(tensor.dtype or "int64")
     if numbers.terms and (kind.itemsize < _EXACT_BYTES or (kind.kind == "f" and any(row for _, row in numbers.terms))):
         raise UndecidedError(f"a number that depends on the batch is {kind.name}, which is not exact for all batches")
 
 
-def _follow(graph: Graph, constants: Mapping[str, Array], known: dict[str, Tensor]) -> Mapping[str, Tensor]:
+def _follow(
+    graph: Graph, constants: Mapping[str, Array], known: dict[str, BatchedTensor]
+) -> Mapping[str, BatchedTensor]:
     """Return what is known of all tensors of a graph inside of a node."""
     walk = _Walk(graph, constants, dict(known))
     walk.run()
@@ -60,7 +64,7 @@ class _Walk:
 
     graph: Graph
     constants: Mapping[str, Array]
-    known: dict[str, Tensor]
+    known: dict[str, BatchedTensor]
 
     def run(self) -> None:
         """Follow all nodes. Raises UnsupportedModelError."""
@@ -74,7 +78,7 @@ class _Walk:
             if producer is None:
                 continue
             found = self.known.get(name)
-            if found is None or found.rows != Rows(0):
+            if found is None or found.rows != BatchAxis(0):
                 raise producer.mixed(f"they are not the first axis of its output '{name}'")
             if found.varies:
                 why = found.numbers.why_not if found.numbers else ""
@@ -98,7 +102,7 @@ class _Walk:
         self._require_numbers(op)
         places = self._places(op)
         outputs = tuple(
-            Tensor(self._shape(node, name), self._dtype(name), place, value=self.constants.get(name))
+            BatchedTensor(self._shape(node, name), self._dtype(name), place, value=self.constants.get(name))
             if name
             else _NO_TENSOR
             for name, place in zip(node.outputs, places, strict=False)
@@ -108,7 +112,7 @@ class _Walk:
             if name:
                 self._keep(node, name, replace(tensor, numbers=found))
 
-    def _places(self, op: Operands) -> Sequence[Rows | None]:
+    def _places(self, op: Operands) -> Sequence[BatchAxis | None]:
         """Return where the batch is in the outputs."""
         node, shapes = op.node, SHAPE_INPUTS.get(op.node.operator, ())
         if node.operator in BODIES:
@@ -128,7 +132,7 @@ class _Walk:
             if tensor.numbers and tensor.numbers.why_not and is_read:
                 raise op.mixed(tensor.numbers.why_not)
 
-    def _numbers(self, op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+    def _numbers(self, op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         """Return what is known of the outputs' numbers: of fractions only how they depend on the batch."""
         unknown, shapes = [UNKNOWN] * len(outputs), SHAPE_INPUTS.get(op.node.operator, ())
         varies = any(tensor.varies for tensor in op.tensors)
@@ -148,7 +152,7 @@ class _Walk:
         except UndecidedError as error:
             return [replace(UNKNOWN, why_not=str(error))] * len(outputs) if varies else unknown
 
-    def _measure(self, node: Node, tensor: Tensor) -> None:
+    def _measure(self, node: Node, tensor: BatchedTensor) -> None:
         """Follow a Shape or a Size."""
         name = node.outputs[0]
         if name not in self.constants:
@@ -163,9 +167,11 @@ class _Walk:
         else:
             many = many[node.attributes.get("start", 0) : node.attributes.get("end")]
         terms = {ROWS: many} if many.any() else {}
-        self._keep(node, name, Tensor(value.shape, value.dtype.name, None, Numbers(value, value, terms), value))
+        self._keep(
+            node, name, BatchedTensor(value.shape, value.dtype.name, None, AffineNumbers(value, value, terms), value)
+        )
 
-    def _keep(self, node: Node, name: str, tensor: Tensor) -> None:
+    def _keep(self, node: Node, name: str, tensor: BatchedTensor) -> None:
         """Remember a tensor, unless it is the same constant in all batches."""
         self._check_shape(node, name, tensor)
         if tensor.value is not None and tensor.numbers:
@@ -176,12 +182,12 @@ class _Walk:
                 tensor = replace(tensor, numbers=tensor.numbers.with_own(own))
         self.known[name] = tensor
 
-    def _tensor(self, name: str) -> Tensor:
+    def _tensor(self, name: str) -> BatchedTensor:
         if name in self.known:
             return self.known[name]
         if name in self.constants:
             value = self.constants[name]
-            return Tensor(value.shape, value.dtype.name, value=value)
+            return BatchedTensor(value.shape, value.dtype.name, value=value)
         return _NO_TENSOR
 
     def _shape(self, node: Node, name: str) -> tuple[int, ...]:
@@ -196,7 +202,7 @@ class _Walk:
     def _dtype(self, name: str) -> str:
         return self.constants[name].dtype.name if name in self.constants else self.graph.types[name].dtype
 
-    def _check_shape(self, node: Node, name: str, tensor: Tensor) -> None:
+    def _check_shape(self, node: Node, name: str, tensor: BatchedTensor) -> None:
         """Compare the place with the inferred shapes: whatever a rule overlooks is likely to be seen here."""
         shape, wide, place = list(tensor.shape), self.graph.wide_shapes.get(name), tensor.rows
         fits = place is None or (place.axis < len(shape) and shape[place.axis] == place.before * place.after)

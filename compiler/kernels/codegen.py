@@ -23,7 +23,7 @@ from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.plain_specs import IslandSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 from gangway.compiler.target import attributes
 from gangway.compiler.tiles import request_tiles
 
@@ -31,7 +31,7 @@ Plan = KernelPlan | BatchPlan
 _SMALL_BYTES, _VECTOR_BYTES = 1 << 16, 1 << 22  # of an array, and of a vector, that is compared by its content
 
 
-def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
+def choose_plans(steps: Sequence[PlacedLayer], target: TargetSpec) -> list[KernelPlan]:
     """Return the kernel of each step. Raises UnsupportedModelError when no template computes a step."""
     plans: dict[KernelSpec, KernelPlan] = {}
     for step in steps:
@@ -99,7 +99,7 @@ def _identity(array: Array) -> object:
 
 
 def write_weights(
-    steps: Sequence[Step],
+    steps: Sequence[PlacedLayer],
     plans: Sequence[KernelPlan],
     target: TargetSpec,
     writer: ArtifactWriter,
@@ -114,7 +114,7 @@ def write_weights(
     offsets = []
     for step, plan in zip(steps, plans, strict=True):
 
-        def packed(step: Step = step, plan: KernelPlan = plan) -> tuple[int, ...]:
+        def packed(step: PlacedLayer = step, plan: KernelPlan = plan) -> tuple[int, ...]:
             return tuple(append_array(array, writer) for array in registry.pack(plan, target, step.weights))
 
         raw = [step.weights[name] for name in sorted(step.weights)]

@@ -43,7 +43,7 @@ _SYMBOL_DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """A kernel's function, and the int32 numbers that it reads as its last argument; none: it has no such argument."""
 
     symbol: str
@@ -82,7 +82,7 @@ class KernelObjects:
 
     def build(
         self, plans: Iterable[Plan], layers: Mapping[KernelSpec, str], progress: Callable[[int, int], None]
-    ) -> dict[Plan, Kernel]:
+    ) -> dict[Plan, CompiledKernel]:
         """Return the kernel of each plan; those that the cache lacks are compiled, and counted by `progress`.
 
         `layers`: what specs are called where something goes wrong.
@@ -111,7 +111,9 @@ class KernelObjects:
                 if not self._ends_well(build, plan):
                     build = self._begin(plan, constants[plan], constants[plan], pool)
                     self._ends_well(build, plan)
-                kernels[plan] = Kernel(build.symbol, families[plan].parameters if has_extents(build.symbol) else ())
+                kernels[plan] = CompiledKernel(
+                    build.symbol, families[plan].parameters if has_extents(build.symbol) else ()
+                )
             progress(len(kernels) - known, len(missing))
 
         progress(0, len(missing))
@@ -155,7 +157,7 @@ class KernelObjects:
             seal(library, b"")
             keep(library, kept)
 
-    def _find(self, family: Family) -> Kernel | None:
+    def _find(self, family: Family) -> CompiledKernel | None:
         """Return a kernel of the family that is right for these parameters."""
         for path in _listed(self._root / family.key):
             conditions = _conditions(path)
@@ -167,7 +169,7 @@ class KernelObjects:
                 if take(path, taken) is None:
                     continue
                 self._objects[symbol] = taken
-            return Kernel(symbol, family.parameters)
+            return CompiledKernel(symbol, family.parameters)
         return None
 
     def _begin(self, plan: Plan, family: Family, constants: Family, pool: Executor) -> _Build:

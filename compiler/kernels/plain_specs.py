@@ -260,7 +260,7 @@ SegmentKind = Literal["run", "table", "fill"]
 
 
 @dataclass(frozen=True)
-class Segment:
+class LineSegment:
     """`length` adjacent numbers of a line of y: x at `source`, `source` + `step`, ... ("run"), x where the table says,
     from its entry `source` on ("table"), or a constant ("fill").
     """
@@ -281,7 +281,7 @@ class RemapSpec(KernelSpec):
 
     dtype: str  # numpy's name
     outer: tuple[int, ...]
-    line: tuple[Segment, ...]
+    line: tuple[LineSegment, ...]
     reach: int
     table: int  # entries of all tables
     fill: float | int = 0
@@ -498,7 +498,7 @@ class IslandSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
-class Answer:
+class DeclaredOutput:
     """An output of a model as onnxruntime declares it: numpy's type ("string" for texts), -1 for sizes not known."""
 
     name: str
@@ -513,7 +513,7 @@ class TailSpec(IslandSpec):
     Arguments: the file's inputs. Its outputs are the model's, in their order.
     """
 
-    outputs: tuple[Answer, ...] = ()
+    outputs: tuple[DeclaredOutput, ...] = ()
 
     @property
     def text(self) -> str:

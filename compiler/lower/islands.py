@@ -25,14 +25,14 @@ from gangway.compiler.frontend.subgraphs import all_nodes
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import (
     ELEMENT_TYPES,
-    Answer,
+    DeclaredOutput,
     IslandSpec,
     MatMulSpec,
     TailSpec,
     TreeSpec,
 )
 from gangway.compiler.kernels.specs import Array, ConvSpec, ConvTransposeSpec, RecurrentSpec, VolumeConvSpec
-from gangway.compiler.lower.layers import Attention, Layer, LayerSpec, Program
+from gangway.compiler.lower.layers import Attention, LayerSpec, LoweredLayer, Program
 from gangway.compiler.lower.reference import best_us, example, run_apart
 from gangway.compiler.opsets import restamp
 
@@ -167,7 +167,7 @@ def _reached(start: int, links: Mapping[int, set[int]]) -> set[int]:
     return reached
 
 
-def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
+def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> LoweredLayer:
     made = dict.fromkeys(name for node in nodes for name in node.outputs if name)
     is_tail = any(name in made and not _is_tensor(name, graph) for name in graph.outputs)
     own = {id(node) for node in nodes}
@@ -203,13 +203,13 @@ def _layer(graph: Graph, nodes: Sequence[Node], name: str) -> Layer:
     if is_tail:
         answers = tuple(replace(each, name=name) for each, name in zip(declared, outputs, strict=True))
         _check_answers(answers)
-        return Layer("tail", operators, TailSpec(model, row_us, answers), inputs, next(iter(made)))
+        return LoweredLayer("tail", operators, TailSpec(model, row_us, answers), inputs, next(iter(made)))
     for each in declared:
         kind = graph.types[each.name]
         if (each.shape, each.dtype) != (kind.shape, kind.dtype):
             found = f"{each.dtype}{list(each.shape)}"
             raise UnsupportedModelError(f"onnxruntime makes '{each.name}' {found}, not as declared")
-    return Layer(title, operators, IslandSpec(model, row_us), inputs, outputs[-1], more_outputs=outputs[:-1])
+    return LoweredLayer(title, operators, IslandSpec(model, row_us), inputs, outputs[-1], more_outputs=outputs[:-1])
 
 
 def _is_look_up(node: Node, graph: Graph) -> bool:
@@ -223,7 +223,7 @@ def _open(kind: TensorType) -> TensorType:
     return replace(kind, shape=(-1, *kind.shape[1:]))
 
 
-def _check_answers(answers: Sequence[Answer]) -> None:
+def _check_answers(answers: Sequence[DeclaredOutput]) -> None:
     """Raise UnsupportedModelError for an output that no request can hold."""
     for answer in answers:
         if answer.dtype not in ANSWER_TYPES:
@@ -248,7 +248,7 @@ def _check(graph: Graph, protos: Iterable[Any], tensors: Sequence[str], constant
         raise UnsupportedModelError(f"an island would have more than {MAX_BYTES >> 20} MiB of weights")
 
 
-def _measured(model: bytes, feeds: Mapping[str, Array]) -> tuple[tuple[Answer, ...], int]:
+def _measured(model: bytes, feeds: Mapping[str, Array]) -> tuple[tuple[DeclaredOutput, ...], int]:
     """Return what onnxruntime says of the outputs, and how long it takes for an example, 0 if it cannot compute that.
 
     Raises UnsupportedModelError if it does not open the model.
@@ -259,16 +259,16 @@ def _measured(model: bytes, feeds: Mapping[str, Array]) -> tuple[tuple[Answer, .
         reason_of,
     )
 
-    def opened() -> tuple[Any, tuple[Answer, ...]]:
+    def opened() -> tuple[Any, tuple[DeclaredOutput, ...]]:
         try:
             session = open_session(model)
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise UnsupportedModelError(f"onnxruntime: {reason_of(error)}") from error
         shapes = [[size if isinstance(size, int) else -1 for size in item.shape] for item in session.get_outputs()]
         kinds = [(item.name, element_type(item.type)) for item in session.get_outputs()]
-        return session, tuple(Answer(*kind, tuple(shape)) for kind, shape in zip(kinds, shapes, strict=True))
+        return session, tuple(DeclaredOutput(*kind, tuple(shape)) for kind, shape in zip(kinds, shapes, strict=True))
 
-    def timed() -> tuple[tuple[Answer, ...], float]:
+    def timed() -> tuple[tuple[DeclaredOutput, ...], float]:
         session, declared = opened()
         try:
             return declared, best_us(lambda: session.run(None, feeds))
@@ -290,7 +290,7 @@ class _Flow:
     writes: frozenset[str]
 
 
-def _in_order(program: Program, layers: Sequence[Layer], results: Iterable[str]) -> list[Layer]:
+def _in_order(program: Program, layers: Sequence[LoweredLayer], results: Iterable[str]) -> list[LoweredLayer]:
     """Return the layers that `results` need, each after those whose results it reads, otherwise in the given order."""
     flows = [
         _Flow(frozenset(map(program.home, layer.inputs)), frozenset((layer.output, *layer.more_outputs)))

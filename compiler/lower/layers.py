@@ -88,14 +88,14 @@ class Pick(Movement):
 
 
 @dataclass(frozen=True)
-class Part(Movement):
+class AdjacentPart(Movement):
     """The result lies in the source already: adjacent numbers from number `skipped` on."""
 
     skipped: int
 
 
 @dataclass(frozen=True)
-class Cut(Movement):
+class StridedCut(Movement):
     """Number (i, j, ...) of the output is number offset + i strides[0] + ... of the plain input."""
 
     strides: tuple[int, ...]
@@ -118,7 +118,7 @@ LayerSpec = KernelSpec | Movement
 
 
 @dataclass(frozen=True)
-class Layer:
+class LoweredLayer:
     """One kernel call to be. `spec` has no halos yet; `inputs` are the activations in the order of the arguments."""
 
     name: str
@@ -137,7 +137,7 @@ class Program:
 
     graph: Graph
     constants: dict[str, Array] = field(default_factory=dict)  # operands of elementwise layers
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[LoweredLayer] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)  # a tensor with the same numbers in the same order as another
     measures: bool = False  # whether layers that no template computes are compared with onnxruntime's speed
     slow: set[str] = field(default_factory=set)  # nodes, by first outputs, whose layers were slower
@@ -188,7 +188,9 @@ class Program:
         kind, found_bytes = self.type(node.outputs[0]), written_bytes(spec) if isinstance(spec, KernelSpec) else None
         if found_bytes not in (None, kind.size_bytes):
             raise node.unsupported(f"a kernel would write {found_bytes} bytes into {kind.dtype}{list(kind.shape)}")
-        self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}, channels_last))
+        self.layers.append(
+            LoweredLayer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}, channels_last)
+        )
 
     def home(self, name: str) -> str:
         """Return the tensor whose numbers `name` shows, itself if it is no view."""
@@ -196,7 +198,7 @@ class Program:
             name = self.views[name]
         return name
 
-    def writer(self, name: str) -> Layer | None:
+    def writer(self, name: str) -> LoweredLayer | None:
         """Return the layer that writes these numbers; None for inputs and constants."""
         home = self.home(name)
         return next((layer for layer in reversed(self.layers) if layer.output == home), None)

@@ -29,7 +29,7 @@ from gangway.compiler.kernels.linker import link, undefined
 from gangway.compiler.kernels.plain_specs import Role, TensorProgramSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.lower.layers import Layer, Program
+from gangway.compiler.lower.layers import LoweredLayer, Program
 from gangway.compiler.lower.reference import best_us, example, run_apart
 from gangway.compiler.lower.tensor_expressions import TensorExpression, count_up, reduce_over, resize, slice_at
 from gangway.compiler.target import detect
@@ -58,7 +58,7 @@ _PASSES = [
 
 
 @dataclass(frozen=True)
-class Call:
+class TirCall:
     """A function of TIR and its operands: names of tensors, or constants; then the names of its outputs."""
 
     function: Any
@@ -70,7 +70,7 @@ class Call:
 class Line:
     """The functions that compute a node, and the types of the tensors between them."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[TirCall, ...]
     between: Mapping[str, TensorType]
     same: Mapping[str, str]  # outputs that are inputs, unchanged
     examples: Mapping[str, Array] | None = None  # inputs that cannot be any number; None: nothing is known of them
@@ -120,7 +120,7 @@ def _last_line(error: Exception) -> str:
     return (lines[-1] if lines else type(error).__name__)[:200]
 
 
-def _require_types(call: Call, types: Mapping[str, TensorType]) -> None:
+def _require_types(call: TirCall, types: Mapping[str, TensorType]) -> None:
     """Raise UnsupportedModelError unless a function reads and writes tensors of the types that its operands have.
 
     It would read or write beyond a tensor of fewer or of narrower numbers, also while it is compared with onnxruntime.
@@ -132,7 +132,7 @@ def _require_types(call: Call, types: Mapping[str, TensorType]) -> None:
             raise UnsupportedModelError(f"Relax: a function has {found} where a tensor is {kind}")
 
 
-def _layer(node: Node, index: int, call: Call) -> Layer:
+def _layer(node: Node, index: int, call: TirCall) -> LoweredLayer:
     inputs = tuple(item for item in call.operands if isinstance(item, str))
     weights = [item for item in call.operands if not isinstance(item, str)]
     scheduled = schedule(call.function)
@@ -146,7 +146,7 @@ def _layer(node: Node, index: int, call: Call) -> Layer:
     spec = TensorProgramSpec(scheduled.function, tuple(roles), scheduled.scratch, scheduled.tasks, scheduled.operations)
     raw: dict[str, Array] = {str(place): np.ascontiguousarray(item) for place, item in enumerate(weights)}
     name = node.name if not index else f"{node.name}:{index}"
-    return Layer(name, node.operator, spec, inputs, call.outputs[0], raw, more_outputs=call.outputs[1:])
+    return LoweredLayer(name, node.operator, spec, inputs, call.outputs[0], raw, more_outputs=call.outputs[1:])
 
 
 Own = Callable[[Node, Mapping[str, TensorType], Mapping[str, Array]], TensorExpression | None]
@@ -172,7 +172,7 @@ def legalise(
     own = OWN[node.operator](node, {**inputs, **outputs}, constants) if node.operator in OWN else None
     if own:
         names = tuple(name for name in node.outputs if name)
-        return Line((Call(own.function, own.operands, names),), {}, {}, own.examples)
+        return Line((TirCall(own.function, own.operands, names),), {}, {}, own.examples)
     from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415 - a second, which most models do not need
 
     model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
@@ -194,7 +194,7 @@ class _Reader:
         self._inputs, self._wanted = inputs, outputs
         main = module["main"]
         self._values: dict[Any, Any] = dict(zip(main.params, inputs, strict=True))  # names, arrays, tuples of them
-        self._calls: list[Call] = []
+        self._calls: list[TirCall] = []
         self._between: dict[str, TensorType] = {}
 
     def read(self) -> Line:
@@ -220,9 +220,9 @@ class _Reader:
         calls = tuple(self._renamed(call, renamed) for call in self._calls)
         return Line(calls, {name: kind for name, kind in self._between.items() if name not in renamed}, same)
 
-    def _renamed(self, call: Call, names: Mapping[str, str]) -> Call:
+    def _renamed(self, call: TirCall, names: Mapping[str, str]) -> TirCall:
         operands = tuple(names.get(item, item) if isinstance(item, str) else item for item in call.operands)
-        return Call(call.function, operands, tuple(names.get(name, name) for name in call.outputs))
+        return TirCall(call.function, operands, tuple(names.get(name, name) for name in call.outputs))
 
     def _bound(self, value: Any) -> Any:
         match value:
@@ -249,7 +249,7 @@ class _Reader:
             self._between[name] = TensorType(tuple(int(n) for n in kind.shape.values), str(kind.dtype))
         target = self._module[function]
         assert isinstance(target, tirx.PrimFunc)
-        self._calls.append(Call(target, operands, names))
+        self._calls.append(TirCall(target, operands, names))
         return names if isinstance(kinds, relax.TupleType) else names[0]
 
 
@@ -339,7 +339,7 @@ def _bytes(buffer: Any) -> int:
 
 def check(
     node: Node,
-    layers: Sequence[Layer],
+    layers: Sequence[LoweredLayer],
     line: Line,
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
@@ -423,7 +423,7 @@ def _reference(
 class _Kernels:
     """The layers of a node, compiled."""
 
-    def __init__(self, layers: Sequence[Layer], folder: Path) -> None:
+    def __init__(self, layers: Sequence[LoweredLayer], folder: Path) -> None:
         """Raise UnsupportedModelError if they are no plain C functions."""
         self._layers, self._target = layers, detect()
         specs = [layer.spec for layer in layers if isinstance(layer.spec, KernelSpec)]

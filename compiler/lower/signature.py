@@ -8,7 +8,7 @@ from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import TensorSpec
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import batch_symbols, zipped_outputs
-from gangway.compiler.kernels.plain_specs import Answer, TailSpec
+from gangway.compiler.kernels.plain_specs import DeclaredOutput, TailSpec
 
 _DATATYPES = {**{dtype.name: name for name, dtype in DTYPES.items()}, "bfloat16": "BF16", "string": "BYTES"}
 
@@ -37,7 +37,7 @@ def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> 
     return tuple(specs)
 
 
-def _answers(answers: tuple[Answer, ...], batched: bool) -> tuple[TensorSpec, ...]:
+def _answers(answers: tuple[DeclaredOutput, ...], batched: bool) -> tuple[TensorSpec, ...]:
     """Return the specs of a tail's outputs."""
     return tuple(
         TensorSpec(each.name, _DATATYPES[each.dtype], (-1, *each.shape[1:]) if batched else each.shape, 0)

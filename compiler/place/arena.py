@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangway.artifact.format import ALIGNMENT_BYTES, Space
+from gangway.artifact.format import ALIGNMENT_BYTES, MemorySpace
 from gangway.compiler.kernels.specs import READ_BEHIND_BYTES
 from gangway.compiler.kernels.templates.int8 import instructions as int8
-from gangway.compiler.place.memory import BF16, Buffer, Step
+from gangway.compiler.place.memory import BF16, Buffer, PlacedLayer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Interval:
     last: int
 
 
-def plan_arena(steps: list[Step], lanes: int) -> int:
+def plan_arena(steps: list[PlacedLayer], lanes: int) -> int:
     """Set the offset of every buffer in the arena; return the arena's size in bytes (of one row)."""
     free: list[_Interval] = []
     strict: list[_Interval] = []
@@ -46,11 +46,11 @@ def keeps_zeros(buffer: Buffer, lanes: int) -> bool:
     return bool(buffer.halo) or (buffer.layout == "plain" and buffer.surplus(lanes))
 
 
-def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
+def _intervals(steps: list[PlacedLayer], lanes: int) -> list[_Interval]:
     touched: dict[Buffer, list[int]] = {}
     for index, step in enumerate(steps):
         for buffer in step.buffers:
-            if buffer.space == Space.ARENA:
+            if buffer.space == MemorySpace.ARENA:
                 touched.setdefault(buffer.root, []).append(index)
     return [_Interval(buffer, size_bytes_of(buffer, lanes), min(at), max(at)) for buffer, at in touched.items()]
 

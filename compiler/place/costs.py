@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import GatherSpec, IslandSpec, TailSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
 _FLOPS_PER_US = 100_000
@@ -19,13 +19,13 @@ _THREAD_US = 50.0  # what a thread of onnxruntime should have to do: to wake it 
 _CACHE_BYTES = 1 << 20  # what rows may take of a core's second level cache, which has one or two megabytes
 
 
-def shape_text(step: Step) -> str:
+def shape_text(step: PlacedLayer) -> str:
     """Return input -> output, and the window if there is one: "64x56x56 -> 256x56x56 k1 s1"."""
     shape = step.output.kind.shape
     return step.spec.text or "x".join(map(str, shape[1:] if shape[:1] == (1,) else shape)) or "1"
 
 
-def activation_bytes(step: Step) -> int:
+def activation_bytes(step: PlacedLayer) -> int:
     """Return the bytes of inputs and outputs, without halos and surplus channels; of a table only what is looked up."""
     kinds = [buffer.kind for buffer in (*step.inputs, step.output)]
     if isinstance(step.spec, GatherSpec):
@@ -33,12 +33,12 @@ def activation_bytes(step: Step) -> int:
     return sum(kind.size_bytes for kind in kinds)
 
 
-def weight_bytes(step: Step) -> int:
+def weight_bytes(step: PlacedLayer) -> int:
     """Return the bytes of weights, as the model has them."""
     return sum(array.nbytes for array in step.weights.values())
 
 
-def row_ns(step: Step) -> int:
+def row_ns(step: PlacedLayer) -> int:
     """Estimate what one more row of a batch takes on one core; the weights are there already."""
     if isinstance(step.spec, IslandSpec) and step.spec.row_us:
         return step.spec.row_us * 1000
@@ -46,7 +46,7 @@ def row_ns(step: Step) -> int:
     return int(row_us * 1000)
 
 
-def max_ranks(step: Step, tasks: int) -> int:
+def max_ranks(step: PlacedLayer, tasks: int) -> int:
     """Estimate beyond how many ranks, or threads of an island, a layer gets slower.
 
     Those of under about 15 us alone are not worth sharing.
@@ -61,7 +61,7 @@ def max_ranks(step: Step, tasks: int) -> int:
     return max(1, min(tasks, int(alone_us / _SHARE_US)))
 
 
-def _flops_per_us(step: Step) -> int:
+def _flops_per_us(step: PlacedLayer) -> int:
     spec = step.spec.conv if isinstance(step.spec, ConvDepthwiseSpec) else step.spec
     low = isinstance(spec, ConvSpec | AttentionSpec) and spec.precision == "bf16"
     return _LOW_FLOPS_PER_US if low else _FLOPS_PER_US
@@ -80,7 +80,7 @@ class Passes(NamedTuple):
     rows: int
 
 
-def choose_passes(steps: Sequence[Step]) -> Passes:
+def choose_passes(steps: Sequence[PlacedLayer]) -> Passes:
     """Return the passes of a model, in which a tail has no part."""
     steps = [step for step in steps if not isinstance(step.spec, TailSpec)]
     return passes_of([activation_bytes(step) for step in steps], [weight_bytes(step) for step in steps])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.artifact.format import Space, TargetSpec
+from gangway.artifact.format import MemorySpace, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.int8_specs import FACTORS, Int8FactorsSpec, Int8QuantiseSpec, Int8RangeSpec
 from gangway.compiler.kernels.plain_specs import PointwiseSpec
@@ -28,7 +28,7 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.kernels.templates.int8 import depthwise as int8_depthwise
 from gangway.compiler.kernels.templates.int8 import work as int8_work
 from gangway.compiler.lower.layers import Geometry
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.place.memory import Buffer, PlacedLayer
 
 DYNAMIC = "DynamicFakeQuantise"
 MOST_PARTS = 32
@@ -37,12 +37,12 @@ _MOST_PRODUCT = 255 * 255
 _INTEGERS = ("integers", "scales", "zeros")
 
 
-def rounds(step: Step) -> bool:
+def rounds(step: PlacedLayer) -> bool:
     """Whether a step makes of float32 numbers what is left of them once they were bytes."""
     return step.operator == DYNAMIC and isinstance(step.spec, PointwiseSpec)
 
 
-def without_integers(steps: Sequence[Step]) -> list[Step]:
+def without_integers(steps: Sequence[PlacedLayer]) -> list[PlacedLayer]:
     """Return the steps, those of float32 numbers without what integers their weights were."""
     return [
         replace(step, weights={name: array for name, array in step.weights.items() if name not in _INTEGERS})
@@ -65,8 +65,8 @@ class DynamicProducts:
 
     def __init__(
         self,
-        writers: Mapping[Buffer, Step],
-        append: Callable[[Step], None],
+        writers: Mapping[Buffer, PlacedLayer],
+        append: Callable[[PlacedLayer], None],
         floats: Callable[[Buffer], Buffer],
         target: TargetSpec,
     ) -> None:
@@ -75,7 +75,7 @@ class DynamicProducts:
         self._factors: dict[Buffer, Buffer] = {}
         self._bytes: dict[tuple[Buffer, Geometry, bool], Buffer] = {}
 
-    def add(self, step: Step, spec: ConvSpec) -> bool:
+    def add(self, step: PlacedLayer, spec: ConvSpec) -> bool:
         """Add a convolution in integers, and what it needs; return whether that can be done."""
         rounded = self._rounded(step.inputs[0])
         if rounded is None or "integers" not in step.weights or spec.activation.name.startswith("quantise"):
@@ -90,14 +90,14 @@ class DynamicProducts:
         self._append(replace(step, spec=new, inputs=(x, factors, *others), weights=raw))
         return True
 
-    def _rounded(self, buffer: Buffer) -> Step | None:
+    def _rounded(self, buffer: Buffer) -> PlacedLayer | None:
         """Return the step that rounds what a product reads, if there is one."""
         writer = self._writers.get(buffer)
         if writer and isinstance(writer.spec, PackSpec | SequencePackSpec):
             writer = self._writers.get(writer.inputs[0])
         return writer if writer and rounds(writer) else None
 
-    def _quantised(self, rounded: Step, read: Buffer, image: Geometry, pixels: bool) -> tuple[Buffer, Buffer]:
+    def _quantised(self, rounded: PlacedLayer, read: Buffer, image: Geometry, pixels: bool) -> tuple[Buffer, Buffer]:
         key = rounded.output, image, pixels
         factors = self._factors_of(rounded)
         if key not in self._bytes:
@@ -106,11 +106,11 @@ class DynamicProducts:
             source = rounded.inputs[0] if pixels else self._blocked(rounded, read, image)
             spec: KernelSpec = PackSpec(*size, "pixels") if pixels else Int8QuantiseSpec(*size)
             inputs = self._floats(source), factors
-            self._append(Step(f"{rounded.name}:{len(self._bytes)}", "DynamicQuantizeLinear", spec, inputs, x))
+            self._append(PlacedLayer(f"{rounded.name}:{len(self._bytes)}", "DynamicQuantizeLinear", spec, inputs, x))
             self._bytes[key] = x
         return self._bytes[key], factors
 
-    def _source(self, rounded: Step) -> _Source:
+    def _source(self, rounded: PlacedLayer) -> _Source:
         """Where the numbers are before they are unpacked, or else the plain tensor."""
         x = rounded.inputs[0]
         if x not in self._sources:
@@ -120,7 +120,7 @@ class DynamicProducts:
             self._sources[x] = _Source(writer.inputs[0], image) if writer and image else _Source(x, None)
         return self._sources[x]
 
-    def _factors_of(self, rounded: Step) -> Buffer:
+    def _factors_of(self, rounded: PlacedLayer) -> Buffer:
         """Scale and zero point of a tensor."""
         if rounded.output not in self._factors:
             source = self._source(rounded)
@@ -133,26 +133,26 @@ class DynamicProducts:
                 spec = Int8RangeSpec(image.channels, image.height, image.width, parts)
             limits, factors = (Buffer(TensorType((count,), "float32"), "plain", None) for count in (2 * parts, FACTORS))
             operator = "DynamicQuantizeLinear"
-            self._append(Step(f"{rounded.name}:range", operator, spec, (self._floats(source.buffer),), limits))
-            self._append(Step(f"{rounded.name}:scale", operator, Int8FactorsSpec(parts), (limits,), factors))
+            self._append(PlacedLayer(f"{rounded.name}:range", operator, spec, (self._floats(source.buffer),), limits))
+            self._append(PlacedLayer(f"{rounded.name}:scale", operator, Int8FactorsSpec(parts), (limits,), factors))
             self._factors[rounded.output] = factors
         return self._factors[rounded.output]
 
-    def _blocked(self, rounded: Step, read: Buffer, image: Geometry) -> Buffer:
+    def _blocked(self, rounded: PlacedLayer, read: Buffer, image: Geometry) -> Buffer:
         """The numbers as a blocked image."""
         source, x = self._source(rounded), rounded.inputs[0]
         found = source.blocked
         if found and (found.channels, found.height, found.width) == (image.channels, image.height, image.width):
             return source.buffer
         whole = image.channels % MOST_LANES == 0
-        if image.is_vector and (whole or (x.space == Space.ARENA and not x.parent and x.constant is None)):
+        if image.is_vector and (whole or (x.space == MemorySpace.ARENA and not x.parent and x.constant is None)):
             return x
         blocked = Buffer(TensorType(read.kind.shape, "float32"), "blocked", image)
         writer = self._writers.get(read)
         spec: KernelSpec = PackSpec(image.channels, image.height, image.width, "blocked")
         if writer and isinstance(writer.spec, SequencePackSpec):
             spec = writer.spec
-        self._append(Step(f"{rounded.name}:pack{len(self._bytes)}", "Pack", spec, (self._floats(x),), blocked))
+        self._append(PlacedLayer(f"{rounded.name}:pack{len(self._bytes)}", "Pack", spec, (self._floats(x),), blocked))
         return blocked
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from gangway.artifact.format import MAX_CHECKS, Space
+from gangway.artifact.format import MAX_CHECKS, MemorySpace
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
 from gangway.compiler.kernels.specs import (
@@ -23,16 +23,16 @@ from gangway.compiler.kernels.specs import (
     ElementwiseSpec,
     VolumeConvSpec,
 )
-from gangway.compiler.lower.layers import Layer, Program
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.lower.layers import LoweredLayer, Program
+from gangway.compiler.place.memory import Buffer, PlacedLayer
 
 MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
 LEAST_BETWEEN = 100_000  # numbers: 400 KB, and as much beside it, which a second level cache does not keep
 MOST_KEPT_BYTES = 192 << 10  # on the stack
-Item = TypeVar("Item", Layer, Step)
+Item = TypeVar("Item", LoweredLayer, PlacedLayer)
 
 
-def fuse(program: Program) -> list[Layer]:
+def fuse(program: Program) -> list[LoweredLayer]:
     """Return the program's layers, Add and activations merged into the layer before them where possible.
 
     It does not matter whether the last part reads a view of what the first one computes, and which side of an Add the
@@ -40,7 +40,7 @@ def fuse(program: Program) -> list[Layer]:
     """
     places = {layer.output: place for place, layer in enumerate(program.layers)}
 
-    def reads(layer: Layer) -> list[str]:
+    def reads(layer: LoweredLayer) -> list[str]:
         homes = dict.fromkeys(program.home(name) for name in layer.inputs)
         return sorted(homes, key=lambda name: -places.get(name, -1))
 
@@ -53,7 +53,7 @@ def fuse(program: Program) -> list[Layer]:
     )
 
 
-def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
+def _merge(source: LoweredLayer, layer: LoweredLayer, program: Program) -> LoweredLayer | None:
     """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
     if not isinstance(layer.spec, ElementwiseSpec):
         return None
@@ -105,7 +105,7 @@ def _is_alike(program: Program, before: str, after: str) -> bool:
     return seen == (1,) * (len(seen) - len(shape)) + shape
 
 
-def _activated_volume(source: Layer, spec: VolumeConvSpec, layer: Layer) -> Layer | None:
+def _activated_volume(source: LoweredLayer, spec: VolumeConvSpec, layer: LoweredLayer) -> LoweredLayer | None:
     assert isinstance(layer.spec, ElementwiseSpec)
     if spec.conv.activation != NONE or layer.spec.operator != "copy":
         return None
@@ -113,12 +113,12 @@ def _activated_volume(source: Layer, spec: VolumeConvSpec, layer: Layer) -> Laye
     return replace(source, operator=f"{source.operator}+{layer.operator}", spec=activated, output=layer.output)
 
 
-def fuse_chains(steps: Sequence[Step]) -> list[Step]:
+def fuse_chains(steps: Sequence[PlacedLayer]) -> list[PlacedLayer]:
     """Return equivalent steps, of which fewer are pointwise: what is between them is never written to memory."""
     return _absorb(steps, _roots_read, lambda step: step.output, _merged_pointwise)
 
 
-def _merged_pointwise(first: Step, second: Step) -> Step | None:
+def _merged_pointwise(first: PlacedLayer, second: PlacedLayer) -> PlacedLayer | None:
     """Return one step that computes what `second` makes of the result of `first`; None if no kernel can."""
     if not isinstance(first.spec, PointwiseSpec) or not isinstance(second.spec, PointwiseSpec) or first.more:
         return None
@@ -186,7 +186,7 @@ def _reshaped(spec: PointwiseSpec, shape: tuple[int, ...]) -> list[Operand] | No
     return operands
 
 
-def fuse_depthwise(steps: Sequence[Step], lanes: int) -> list[Step]:
+def fuse_depthwise(steps: Sequence[PlacedLayer], lanes: int) -> list[PlacedLayer]:
     """Return equivalent steps, of which fewer are convolutions: a depthwise one takes in that before it.
 
     Only where what is between them is large and has no other reader.
@@ -196,7 +196,7 @@ def fuse_depthwise(steps: Sequence[Step], lanes: int) -> list[Step]:
     )
 
 
-def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
+def _merged_depthwise(first: PlacedLayer, second: PlacedLayer, lanes: int) -> PlacedLayer | None:
     """Return one step that computes what `second` makes of the result of `first`; None if that does not pay."""
     conv, depthwise, between = first.spec, second.spec, first.output
     if not isinstance(conv, ConvSpec) or not isinstance(depthwise, ConvSpec):
@@ -219,14 +219,14 @@ def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
     return replace(second, operator=operator, spec=spec, inputs=first.inputs, weights=weights)
 
 
-def _roots_read(step: Step) -> list[Buffer]:
+def _roots_read(step: PlacedLayer) -> list[Buffer]:
     return [buffer.root for buffer in step.inputs]
 
 
-def _is_between(first: Step, second: Step) -> bool:
+def _is_between(first: PlacedLayer, second: PlacedLayer) -> bool:
     """Whether the first step's result is an input of the second, as a whole, in memory that need not exist."""
     result = first.output
-    return result.space == Space.ARENA and not result.parent and any(buffer is result for buffer in second.inputs)
+    return result.space == MemorySpace.ARENA and not result.parent and any(buffer is result for buffer in second.inputs)
 
 
 def _absorb(

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from gangway.artifact.format import Space, TargetSpec
+from gangway.artifact.format import MemorySpace, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.int8_specs import Int8HaloSpec, Int8TableSpec
 from gangway.compiler.kernels.plain_specs import (
@@ -53,7 +53,7 @@ from gangway.compiler.place.integers import (
     integer_weights,
     quantisation,
 )
-from gangway.compiler.place.memory import Buffer, Step, copied
+from gangway.compiler.place.memory import Buffer, PlacedLayer, copied
 
 LEAST_VECTOR_WEIGHTS = 1 << 13  # of a layer of one pixel: below, steps between bytes and float32 take longer
 MOST_SUM = (1 << 31) - 1
@@ -63,7 +63,7 @@ _MOVES = PackSpec | SequencePackSpec
 _DROPPABLE = _MOVES | UnpackSpec | PointwiseSpec | ReduceSpec | BlockedElementwiseSpec | Int8TableSpec
 
 
-def with_int8(steps: Sequence[Step], target: TargetSpec) -> list[Step]:
+def with_int8(steps: Sequence[PlacedLayer], target: TargetSpec) -> list[PlacedLayer]:
     """Return equivalent steps, before halos are settled; the same ones if the target has no instructions for it."""
     if not int8.multiplies(target) or not any(_quantises(step) or rounds(step) for step in steps):
         return list(steps)
@@ -73,7 +73,7 @@ def with_int8(steps: Sequence[Step], target: TargetSpec) -> list[Step]:
     return _needed(found)
 
 
-def _rewritten(steps: Sequence[Step], target: TargetSpec, kept: frozenset[str]) -> list[Step]:
+def _rewritten(steps: Sequence[PlacedLayer], target: TargetSpec, kept: frozenset[str]) -> list[PlacedLayer]:
     """Return equivalent steps; convolutions called `kept` stay float32."""
     rewriting = _Rewriting(steps, target, kept)
     for step in steps:
@@ -81,7 +81,7 @@ def _rewritten(steps: Sequence[Step], target: TargetSpec, kept: frozenset[str]) 
     return rewriting.steps
 
 
-def _slower(before: Sequence[Step], after: Sequence[Step], target: TargetSpec) -> frozenset[str]:
+def _slower(before: Sequence[PlacedLayer], after: Sequence[PlacedLayer], target: TargetSpec) -> frozenset[str]:
     """Return the convolutions that take longer in integers, if that is much of the model's time.
 
     Without VNNI 3x3 convolutions may: Winograd's algorithm has fewer products, of float32 numbers.
@@ -100,7 +100,7 @@ def _slower(before: Sequence[Step], after: Sequence[Step], target: TargetSpec) -
     return slower if much else frozenset()
 
 
-def integers_of(steps: Sequence[Step], target: TargetSpec) -> str:
+def integers_of(steps: Sequence[PlacedLayer], target: TargetSpec) -> str:
     """Return what multiplies a model's 8-bit numbers, for people; empty if it has none."""
     if any(_is_int8(step.spec) for step in steps):
         return int8.name_of(target)
@@ -108,7 +108,7 @@ def integers_of(steps: Sequence[Step], target: TargetSpec) -> str:
     return NO_INTEGERS if quantised and not int8.multiplies(target) else ""
 
 
-def with_filled_halos(steps: Sequence[Step]) -> list[Step]:
+def with_filled_halos(steps: Sequence[PlacedLayer]) -> list[PlacedLayer]:
     """Return the steps, and those that write zero points into halos; zeros are there already."""
     result = []
     for step in steps:
@@ -119,7 +119,7 @@ def with_filled_halos(steps: Sequence[Step]) -> list[Step]:
             image = output.image
             spec = Int8HaloSpec(image.channels, image.height, image.width, output.halo)
             raw = {"zero": np.array([output.zero], np.uint8)}
-            result.append(Step(f"{step.name}:halo", "Halo", spec, (), output, raw))
+            result.append(PlacedLayer(f"{step.name}:halo", "Halo", spec, (), output, raw))
     return result
 
 
@@ -127,7 +127,7 @@ def _is_int8(spec: KernelSpec) -> TypeGuard[ConvSpec]:
     return isinstance(spec, ConvSpec) and spec.precision == "int8"
 
 
-def _quantises(step: Step) -> bool:
+def _quantises(step: PlacedLayer) -> bool:
     return _result(step.spec) is not None
 
 
@@ -147,14 +147,14 @@ def _moves(spec: KernelSpec) -> bool:
     return isinstance(spec, _MOVES | UnpackSpec | CopySpec | GatherSpec)
 
 
-def _needed(steps: Sequence[Step]) -> list[Step]:
+def _needed(steps: Sequence[PlacedLayer]) -> list[PlacedLayer]:
     """Return the steps whose results are read, or belong to the outputs."""
     read: set[Buffer] = set()
     kept = []
     for step in reversed(steps):
         pool = isinstance(step.spec, PoolSpec) and step.spec.has("bytes")
         free = (pool or isinstance(step.spec, _DROPPABLE)) and not step.checks and not step.more
-        if free and step.output.root.space == Space.ARENA and step.output.root not in read:
+        if free and step.output.root.space == MemorySpace.ARENA and step.output.root not in read:
             continue
         kept.append(step)
         read.update(buffer.root for buffer in step.inputs)
@@ -172,24 +172,24 @@ class _Table:
 class _Rewriting:
     """The steps so far, and where tensors are. Buffers are those of the steps that are replaced."""
 
-    def __init__(self, steps: Sequence[Step], target: TargetSpec, kept: frozenset[str]) -> None:
-        self.steps: list[Step] = []
+    def __init__(self, steps: Sequence[PlacedLayer], target: TargetSpec, kept: frozenset[str]) -> None:
+        self.steps: list[PlacedLayer] = []
         self._kept = kept
         self._target = target
         self._found: dict[Buffer, Quantisation] = {}
         self._bytes: dict[Buffer, Buffer] = {}
         self._tables: dict[Buffer, _Table] = {}
-        self._missing: dict[Buffer, Step] = {}  # float32 tensors that are not computed, and what would do it
+        self._missing: dict[Buffer, PlacedLayer] = {}  # float32 tensors that are not computed, and what would do it
         self._writers = {step.output: step for step in steps}
         self._packed: dict[tuple[Buffer, Layout], Buffer] = {}
         self._weights: dict[int, tuple[Array, tuple[Array, Array] | None]] = {}
         self._dynamic = DynamicProducts(self._writers, self.steps.append, self._floats, target)
-        self._readers: dict[Buffer, list[Step]] = defaultdict(list)
+        self._readers: dict[Buffer, list[PlacedLayer]] = defaultdict(list)
         for step in steps:
             for buffer in step.inputs:
                 self._readers[buffer.root].append(step)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: PlacedLayer) -> None:
         """The next step, or what replaces it."""
         if result := _result(step.spec):
             self._found[step.output] = result
@@ -214,7 +214,7 @@ class _Rewriting:
             buffer = buffer.parent
         return None if buffer is None else self._found[buffer]
 
-    def _keep(self, step: Step) -> None:
+    def _keep(self, step: PlacedLayer) -> None:
         for buffer in step.inputs:
             self._floats(buffer)
         self.steps.append(step)
@@ -246,12 +246,14 @@ class _Rewriting:
             self._bytes[buffer] = _bytes_of(buffer, result)
             table_spec = Int8TableSpec(image.channels, image.height, image.width)
             operator = self._writers[buffer].operator
-            self.steps.append(Step(name, operator, table_spec, (source,), self._bytes[buffer], {"table": found}))
+            self.steps.append(PlacedLayer(name, operator, table_spec, (source,), self._bytes[buffer], {"table": found}))
             return self._bytes[buffer]
         spec = replace(copied(buffer.image), input_layouts=("blocked",), output_layout="bytes")
         self._bytes[buffer] = _bytes_of(buffer, result)
         self.steps.append(
-            Step(name, "Quantise", spec, (self._floats(buffer),), self._bytes[buffer], self._factors([None], result))
+            PlacedLayer(
+                name, "Quantise", spec, (self._floats(buffer),), self._bytes[buffer], self._factors([None], result)
+            )
         )
         return self._bytes[buffer]
 
@@ -259,27 +261,29 @@ class _Rewriting:
         """Whether a tensor is in bytes, or can be by a table."""
         return buffer in self._bytes or (buffer in self._tables and buffer in self._found)
 
-    def _give(self, step: Step, result: Quantisation) -> Buffer:
+    def _give(self, step: PlacedLayer, result: Quantisation) -> Buffer:
         """Memory of bytes for the result of a step, which float32 numbers are made of if they are needed."""
         output = step.output
         self._bytes[output], self._missing[output] = _bytes_of(output, result), step
         self._found[output] = result
         return self._bytes[output]
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: PlacedLayer) -> None:
         """Make float32 numbers at once of what is a part of something else, or an output."""
-        if step.output.parent or step.output.space != Space.ARENA:
+        if step.output.parent or step.output.space != MemorySpace.ARENA:
             del self._missing[step.output]
             self._dequantise(step)
 
-    def _dequantise(self, step: Step) -> None:
+    def _dequantise(self, step: PlacedLayer) -> None:
         output = step.output
         assert output.image is not None
         spec = replace(copied(output.image), input_layouts=("bytes",))
         factors = self._factors([self._found[output]], None)
-        self.steps.append(Step(f"{step.name}:float", "Dequantise", spec, (self._bytes[output],), output, factors))
+        self.steps.append(
+            PlacedLayer(f"{step.name}:float", "Dequantise", spec, (self._bytes[output],), output, factors)
+        )
 
-    def _convolution(self, step: Step, spec: ConvSpec) -> bool:
+    def _convolution(self, step: PlacedLayer, spec: ConvSpec) -> bool:
         if spec.residual or not (spec.groups == 1 or spec.is_depthwise):
             return False
         source = step.inputs[0]
@@ -311,7 +315,9 @@ class _Rewriting:
             self._finish(step)
         return True
 
-    def _integers(self, step: Step, spec: ConvSpec, x: Quantisation, y: Quantisation | None) -> RawWeights | None:
+    def _integers(
+        self, step: PlacedLayer, spec: ConvSpec, x: Quantisation, y: Quantisation | None
+    ) -> RawWeights | None:
         """Integer weights, biases that count for the zero point of x, and factors of the sums."""
         weights = step.weights["weights"]
         if id(weights) not in self._weights:
@@ -367,18 +373,18 @@ class _Rewriting:
         factors = np.array([result.scale, *result.limits], np.float32)
         spec = PackSpec(image.channels, image.height, image.width, layout)
         name = f"{writer.name if writer else f'part{len(self._packed)}'}:{layout}"
-        self.steps.append(Step(name, "Quantise", spec, (source,), packed, {"factors": factors}))
+        self.steps.append(PlacedLayer(name, "Quantise", spec, (source,), packed, {"factors": factors}))
         self._packed[plain, layout] = packed
         return packed
 
-    def _elementwise(self, step: Step, spec: BlockedElementwiseSpec) -> bool:
+    def _elementwise(self, step: PlacedLayer, spec: BlockedElementwiseSpec) -> bool:
         if self._tabulate(step, spec):
             return True
         result, output = self._found.get(step.output), step.output
         stored = [
             self._is_stored(buffer) and not vector for buffer, vector in zip(step.inputs, spec.vectors, strict=True)
         ]
-        if output.image is None or output.is_vector or output.parent or output.space != Space.ARENA:
+        if output.image is None or output.is_vector or output.parent or output.space != MemorySpace.ARENA:
             return False
         if not any(stored) and not (result and self._is_wanted(output)):
             return False
@@ -410,10 +416,10 @@ class _Rewriting:
         )
         return True
 
-    def _tabulate(self, step: Step, spec: BlockedElementwiseSpec) -> bool:
+    def _tabulate(self, step: PlacedLayer, spec: BlockedElementwiseSpec) -> bool:
         """Remember a step as a table of bytes, if it is one."""
         roots, values = set[Buffer](), list[Array]()
-        if step.output.parent or step.output.space != Space.ARENA:
+        if step.output.parent or step.output.space != MemorySpace.ARENA:
             return False
         for buffer in step.inputs:
             if buffer.constant is not None:
@@ -448,7 +454,7 @@ class _Rewriting:
             for step in self._readers[buffer]
         )
 
-    def _pool(self, step: Step, spec: PoolSpec) -> bool:
+    def _pool(self, step: PlacedLayer, spec: PoolSpec) -> bool:
         source = step.inputs[0]
         if spec.mode != "max" or not self._is_stored(source):
             return False
@@ -461,7 +467,7 @@ class _Rewriting:
         self._finish(step)
         return True
 
-    def _global_pool(self, step: Step, spec: GlobalPoolSpec) -> bool:
+    def _global_pool(self, step: PlacedLayer, spec: GlobalPoolSpec) -> bool:
         source = step.inputs[0]
         if spec.mode != "average" or not self._is_stored(source):
             return False

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gangway.artifact.format import Space, TargetSpec
+from gangway.artifact.format import MemorySpace, TargetSpec
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
@@ -54,16 +54,16 @@ from gangway.compiler.kernels.specs import (
     VolumePoolSpec,
 )
 from gangway.compiler.lower.layers import (
+    AdjacentPart,
     Attention,
     Concat,
-    Cut,
     Expression,
     Geometry,
-    Layer,
     LayerSpec,
-    Part,
+    LoweredLayer,
     Pick,
     Program,
+    StridedCut,
     Transpose,
     Value,
     geometry_of,
@@ -73,21 +73,23 @@ from gangway.compiler.place.dynamic_int8 import without_integers
 from gangway.compiler.place.fusion import fuse_chains, fuse_depthwise
 from gangway.compiler.place.int8 import with_filled_halos, with_int8
 from gangway.compiler.place.limits import with_limits
-from gangway.compiler.place.memory import Buffer, Memory, Step, copied, datatype, unpack_spec
+from gangway.compiler.place.memory import Buffer, PlacedLayer, PlacedMemory, copied, datatype, unpack_spec
 from gangway.compiler.place.recurrent import place_recurrent
 from gangway.compiler.place.written import require_sizes
 
-Placing = Callable[[Memory, Layer], None]
+Placing = Callable[[PlacedMemory, LoweredLayer], None]
 
 _placings: dict[type[LayerSpec], Placing] = {RecurrentSpec: place_recurrent}
 
 
-def place(program: Program, layers: list[Layer], lanes: int, target: TargetSpec | None = None) -> list[Step]:
+def place(
+    program: Program, layers: list[LoweredLayer], lanes: int, target: TargetSpec | None = None
+) -> list[PlacedLayer]:
     """Return the steps that run the layers on memory, with final specs. Raises UnsupportedModelError.
 
     `target`: its instructions for 8-bit numbers are used where the model has them.
     """
-    memory = Memory(program, lanes)
+    memory = PlacedMemory(program, lanes)
     for layer in layers:
         _place_layer(memory, layer)
     for index, name in enumerate(program.graph.outputs):
@@ -109,19 +111,19 @@ def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
     return register
 
 
-def _place_layer(memory: Memory, layer: Layer) -> None:
+def _place_layer(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Append the steps of one layer. Raises UnsupportedModelError."""
     _placings[type(layer.spec)](memory, layer)
 
 
 @places(GlobalPoolSpec)
-def _place_blocked(memory: Memory, layer: Layer) -> None:
+def _place_blocked(memory: PlacedMemory, layer: LoweredLayer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
 
 
 @places(PoolSpec, VolumePoolSpec)
-def _place_pool(memory: Memory, layer: Layer) -> None:
+def _place_pool(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Blocked, unless a plain tensor were packed for pooling alone."""
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, PoolSpec | VolumePoolSpec)
@@ -133,7 +135,7 @@ def _place_pool(memory: Memory, layer: Layer) -> None:
 
 
 @places(ConvSpec)
-def _place_conv(memory: Memory, layer: Layer) -> None:
+def _place_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, ConvSpec)
     result = Geometry(spec.out_channels, *spec.output_size)
@@ -159,7 +161,7 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
 
 
 @places(PackedDenseSpec)
-def _place_packed(memory: Memory, layer: Layer) -> None:
+def _place_packed(memory: PlacedMemory, layer: LoweredLayer) -> None:
     spec = layer.spec
     assert isinstance(spec, PackedDenseSpec)
     source, result = sequence(spec.in_channels, spec.positions), sequence(spec.out_channels, spec.positions)
@@ -169,7 +171,7 @@ def _place_packed(memory: Memory, layer: Layer) -> None:
 
 
 @places(ConvTransposeSpec)
-def _place_conv_transpose(memory: Memory, layer: Layer) -> None:
+def _place_conv_transpose(memory: PlacedMemory, layer: LoweredLayer) -> None:
     spec = layer.spec
     assert isinstance(spec, ConvTransposeSpec)
     x = memory.blocked(layer.inputs[0], haloed=max(spec.pads) > 0)
@@ -177,7 +179,7 @@ def _place_conv_transpose(memory: Memory, layer: Layer) -> None:
 
 
 @places(VolumeConvSpec)
-def _place_volume_conv(memory: Memory, layer: Layer) -> None:
+def _place_volume_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Padding between slices is in a copy of the volume: what it costs is little beside a window over three axes."""
     spec = layer.spec
     assert isinstance(spec, VolumeConvSpec)
@@ -187,13 +189,13 @@ def _place_volume_conv(memory: Memory, layer: Layer) -> None:
         height, width = pad.padded
         image = Geometry(conv.in_channels, spec.depth.length * height, width)
         padded = Buffer(TensorType((1, image.channels, image.height, width), "float32"), "blocked", image)
-        memory.steps.append(Step(f"{layer.name}:pad", "Pad", pad, (x,), padded))
+        memory.steps.append(PlacedLayer(f"{layer.name}:pad", "Pad", pad, (x,), padded))
         conv, x = replace(conv, height=height, width=width, pads=(0, 0, 0, 0)), padded
     memory.append(layer, replace(spec, conv=conv), (x,), "blocked")
 
 
 @places(ResizeSpec)
-def _place_resize(memory: Memory, layer: Layer) -> None:
+def _place_resize(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Blocked if convolutions read the result; else a plain tensor is made of a plain one, which packs no surplus."""
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, ResizeSpec)
@@ -220,7 +222,7 @@ def _is_read_blocked(program: Program, name: str) -> bool:
 
 
 @places(ElementwiseSpec)
-def _place_elementwise(memory: Memory, layer: Layer) -> None:
+def _place_elementwise(memory: PlacedMemory, layer: LoweredLayer) -> None:
     spec, kind = layer.spec, memory.program.type(layer.output)
     assert isinstance(spec, ElementwiseSpec)
     if _place_on_sequence(memory, layer):
@@ -242,13 +244,13 @@ def _place_elementwise(memory: Memory, layer: Layer) -> None:
     memory.append(layer, blocked, inputs, "blocked")
 
 
-def _wants_blocked(memory: Memory, layer: Layer, image: Geometry) -> bool:
+def _wants_blocked(memory: PlacedMemory, layer: LoweredLayer, image: Geometry) -> bool:
     """Whether an operand is blocked already, or one per channel, for which there is no plain kernel."""
     activations = [name for name in layer.inputs if name not in memory.program.constants]
     return any(memory.home(name).is_blocked(image) or memory.image(name) != image for name in activations)
 
 
-def _operand(memory: Memory, name: str, kind: TensorType, surplus: float) -> Buffer:
+def _operand(memory: PlacedMemory, name: str, kind: TensorType, surplus: float) -> Buffer:
     """Return a blocked tensor, or one of one number per channel, for a result of type `kind`.
 
     `surplus`: what a constant has in surplus channels.
@@ -264,10 +266,10 @@ def _operand(memory: Memory, name: str, kind: TensorType, surplus: float) -> Buf
     padded = np.pad(value[0], ((0, -channels % memory.lanes), (0, 0), (0, 0)), constant_values=surplus)
     packed = padded.reshape(-1, memory.lanes, height, width).transpose(0, 2, 3, 1)
     found = TensorType(value.shape, value.dtype.name)
-    return Buffer(found, "blocked", geometry_of(found), Space.WEIGHTS, constant=packed)
+    return Buffer(found, "blocked", geometry_of(found), MemorySpace.WEIGHTS, constant=packed)
 
 
-def _place_on_sequence(memory: Memory, layer: Layer) -> bool:
+def _place_on_sequence(memory: PlacedMemory, layer: LoweredLayer) -> bool:
     """Place an elementwise layer in blocked memory, if an operand is a blocked sequence; return whether that was done.
 
     The others are tensors of the same shape, or constants with one number per channel.
@@ -310,7 +312,7 @@ def _surplus(spec: ElementwiseSpec) -> float:
     return float(spec.operator == "div")
 
 
-def _packed(memory: Memory, value: Array, geometry: Geometry, surplus: float) -> Buffer:
+def _packed(memory: PlacedMemory, value: Array, geometry: Geometry, surplus: float) -> Buffer:
     """Return a constant in blocked memory: a vector, or a whole sequence; `surplus` is in surplus channels."""
     value = np.broadcast_to(value.reshape(1), geometry.channels) if value.size == 1 else value
     part = sequence(geometry.channels, value.size // geometry.channels)
@@ -319,18 +321,18 @@ def _packed(memory: Memory, value: Array, geometry: Geometry, surplus: float) ->
     )
     blocks = rows.reshape(part.width, -1, memory.lanes).transpose(1, 0, 2)
     kind = TensorType((1, part.channels, 1, part.width), value.dtype.name)
-    return Buffer(kind, "blocked", part, Space.WEIGHTS, constant=blocks)
+    return Buffer(kind, "blocked", part, MemorySpace.WEIGHTS, constant=blocks)
 
 
 @places(LayerNormSpec)
-def _place_layer_norm(memory: Memory, layer: Layer) -> None:
+def _place_layer_norm(memory: PlacedMemory, layer: LoweredLayer) -> None:
     assert isinstance(layer.spec, LayerNormSpec)
     geometry = sequence(layer.spec.channels, layer.spec.positions)
     memory.append(layer, layer.spec, (memory.blocked(layer.inputs[0], geometry),), "blocked", geometry)
 
 
 @places(Attention)
-def _place_attention(memory: Memory, layer: Layer) -> None:
+def _place_attention(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Queries, keys and values are parts of whatever tensors they are channels of, or are read by their strides."""
     assert isinstance(layer.spec, Attention)
     spec = layer.spec.spec
@@ -373,7 +375,7 @@ def _channels(buffer: Buffer, whole: Geometry, begin: int, channels: int) -> Buf
     return Buffer(kind, "blocked", part, parent=buffer, skipped=begin)
 
 
-def _as_pointwise(program: Program, layer: Layer) -> Layer:
+def _as_pointwise(program: Program, layer: LoweredLayer) -> LoweredLayer:
     """Return the layer of an `ElementwiseSpec` as one over plain tensors; constants are repeated by strides."""
     spec = layer.spec
     assert isinstance(spec, ElementwiseSpec)
@@ -398,77 +400,77 @@ def _as_pointwise(program: Program, layer: Layer) -> Layer:
 
 
 @places(PointwiseSpec, RemapSpec, ReduceSpec)
-def _place_pointwise(memory: Memory, layer: Layer) -> None:
+def _place_pointwise(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """All operands plain."""
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(_plain_operand(memory, name) for name in layer.inputs), "plain")
 
 
-def _plain_operand(memory: Memory, name: str) -> Buffer:
+def _plain_operand(memory: PlacedMemory, name: str) -> Buffer:
     """Return a tensor in row-major order, which may be a constant of the program."""
     if name not in memory.program.constants:
         return memory.plain(name)
     value = memory.program.constants[name]
-    return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, Space.WEIGHTS, constant=value)
+    return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, MemorySpace.WEIGHTS, constant=value)
 
 
 @places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec, GridSampleSpec, TreeSpec)
-def _place_plain(memory: Memory, layer: Layer) -> None:
+def _place_plain(memory: PlacedMemory, layer: LoweredLayer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(GatherSpec)
-def _place_gather(memory: Memory, layer: Layer) -> None:
+def _place_gather(memory: PlacedMemory, layer: LoweredLayer) -> None:
     assert isinstance(layer.spec, GatherSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(MatMulSpec)
-def _place_matmul(memory: Memory, layer: Layer) -> None:
+def _place_matmul(memory: PlacedMemory, layer: LoweredLayer) -> None:
     assert isinstance(layer.spec, MatMulSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(TensorProgramSpec)
-def _place_tensor_program(memory: Memory, layer: Layer) -> None:
+def _place_tensor_program(memory: PlacedMemory, layer: LoweredLayer) -> None:
     spec = layer.spec
     assert isinstance(spec, TensorProgramSpec)
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     scratch = (Buffer(TensorType((elements,), kind), "plain", None) for elements, kind in spec.scratch)
     inputs = tuple(memory.plain(name) for name in layer.inputs)
-    step = Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
+    step = PlacedLayer(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
     memory.steps.append(step)
 
 
 @places(IslandSpec, TopSpec)
-def _place_several(memory: Memory, layer: Layer) -> None:
+def _place_several(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Plain tensors, several of them results."""
     assert isinstance(layer.spec, KernelSpec)
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     inputs = tuple(memory.plain(name) for name in layer.inputs)
-    memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))
+    memory.steps.append(PlacedLayer(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))
 
 
 @places(TailSpec)
-def _place_tail(memory: Memory, layer: Layer) -> None:
+def _place_tail(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Its results are in no buffer: it tells how large they are when it has them."""
     assert isinstance(layer.spec, TailSpec)
     inputs = tuple(memory.plain(name) for name in layer.inputs)
-    nothing = Buffer(TensorType((0,), "uint8"), "plain", None, Space.OUTPUT)
-    memory.steps.append(Step(layer.name, layer.operator, layer.spec, inputs, nothing))
+    nothing = Buffer(TensorType((0,), "uint8"), "plain", None, MemorySpace.OUTPUT)
+    memory.steps.append(PlacedLayer(layer.name, layer.operator, layer.spec, inputs, nothing))
 
 
-@places(Part)
-def _place_part(memory: Memory, layer: Layer) -> None:
+@places(AdjacentPart)
+def _place_part(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Nothing is moved."""
-    assert isinstance(layer.spec, Part)
+    assert isinstance(layer.spec, AdjacentPart)
     kind, whole = memory.program.type(layer.output), memory.plain(layer.inputs[0])
     memory.homes[layer.output] = Buffer(kind, "plain", geometry_of(kind), parent=whole, skipped=layer.spec.skipped)
 
 
 @places(Transpose)
-def _place_transpose(memory: Memory, layer: Layer) -> None:
+def _place_transpose(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
     assert isinstance(layer.spec, Transpose)
     (name,), order = layer.inputs, layer.spec.order
@@ -485,10 +487,10 @@ def _place_transpose(memory: Memory, layer: Layer) -> None:
     memory.append(layer, spec, (memory.plain(name),), "plain")
 
 
-@places(Cut)
-def _place_cut(memory: Memory, layer: Layer) -> None:
+@places(StridedCut)
+def _place_cut(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Copy the numbers that are needed."""
-    assert isinstance(layer.spec, Cut)
+    assert isinstance(layer.spec, StridedCut)
     (name,), kind = layer.inputs, memory.program.type(layer.output)
     source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=layer.spec.offset)
     spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, contiguous(kind.shape))
@@ -496,7 +498,7 @@ def _place_cut(memory: Memory, layer: Layer) -> None:
 
 
 @places(Pick)
-def _place_pick(memory: Memory, layer: Layer) -> None:
+def _place_pick(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Copy what is picked; of a blocked sequence one position, if its channels fill whole registers."""
     pick = layer.spec
     assert isinstance(pick, Pick)
@@ -514,7 +516,7 @@ def _place_pick(memory: Memory, layer: Layer) -> None:
 
 
 @places(Concat)
-def _place_concat(memory: Memory, layer: Layer) -> None:
+def _place_concat(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
 
     Blocked images whose channels begin at whole registers stay blocked, all others become plain.
@@ -544,7 +546,7 @@ def _place_concat(memory: Memory, layer: Layer) -> None:
     memory.homes[layer.output] = whole
 
 
-def _stays_blocked(memory: Memory, layer: Layer, begins: list[int]) -> bool:
+def _stays_blocked(memory: PlacedMemory, layer: LoweredLayer, begins: list[int]) -> bool:
     image = geometry_of(memory.program.type(layer.output))
     if any(name in memory.program.constants for name in layer.inputs):
         return False
@@ -553,9 +555,9 @@ def _stays_blocked(memory: Memory, layer: Layer, begins: list[int]) -> bool:
     return any(memory.home(name).is_blocked(memory.image(name)) for name in layer.inputs)
 
 
-def _can_move(memory: Memory, buffer: Buffer) -> bool:
+def _can_move(memory: PlacedMemory, buffer: Buffer) -> bool:
     """Whether a buffer can become a part of another one: it has a place of its own, and no surplus behind it counts."""
-    if buffer.space != Space.ARENA or buffer.parent or buffer.constant is not None:
+    if buffer.space != MemorySpace.ARENA or buffer.parent or buffer.constant is not None:
         return False
     if buffer.layout == "blocked" and not buffer.is_vector:
         return True
@@ -566,45 +568,45 @@ def _can_move(memory: Memory, buffer: Buffer) -> bool:
     return not (padded and buffer.surplus(memory.lanes))
 
 
-def _join_blocked(memory: Memory, name: str, source: Buffer, whole: Buffer, begin: int) -> None:
+def _join_blocked(memory: PlacedMemory, name: str, source: Buffer, whole: Buffer, begin: int) -> None:
     if _can_move(memory, source):
         source.parent, source.skipped = whole, begin
         return
     image = source.image
     assert image is not None
     part = Buffer(source.kind, "blocked", image, parent=whole, skipped=begin)
-    memory.steps.append(Step(name, "Copy", copied(image), (source,), part))
+    memory.steps.append(PlacedLayer(name, "Copy", copied(image), (source,), part))
 
 
-def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:
+def _copy_into(memory: PlacedMemory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:
     """Copy a plain tensor of shape `kind` to where it belongs in a larger one of the same rank."""
     part = Buffer(kind, "plain", None, parent=whole, skipped=skipped)
     spec = CopySpec(datatype(name, kind), kind.shape, contiguous(kind.shape), contiguous(whole.kind.shape))
-    memory.steps.append(Step(name, "Copy", spec, (source,), part))
+    memory.steps.append(PlacedLayer(name, "Copy", spec, (source,), part))
 
 
-def _deliver(memory: Memory, index: int, name: str) -> None:
+def _deliver(memory: PlacedMemory, index: int, name: str) -> None:
     """Make output `index` of the model hold the tensor: let its producer write there, or copy it at the end."""
     if 0 in memory.program.type(name).shape:
         return
     home = memory.home(name)
     if _can_move_out(memory, home):
-        home.space, home.index = Space.OUTPUT, index
+        home.space, home.index = MemorySpace.OUTPUT, index
         return
     kind = memory.program.type(name)
-    target = Buffer(kind, "plain", geometry_of(kind), Space.OUTPUT, index)
+    target = Buffer(kind, "plain", geometry_of(kind), MemorySpace.OUTPUT, index)
     if home.layout == "blocked" and home.image:
-        memory.steps.append(Step(f"{name}:unpack", "Unpack", unpack_spec(home.image), (home,), target))
+        memory.steps.append(PlacedLayer(f"{name}:unpack", "Unpack", unpack_spec(home.image), (home,), target))
     else:
         memory.steps.append(_copy(name, kind, memory.plain(name), target))
 
 
-def _copy(name: str, kind: TensorType, source: Buffer, target: Buffer) -> Step:
+def _copy(name: str, kind: TensorType, source: Buffer, target: Buffer) -> PlacedLayer:
     spec = CopySpec(datatype(name, kind), (math.prod(kind.shape),), (1,), (1,))
-    return Step(f"{name}:copy", "Copy", spec, (source,), target)
+    return PlacedLayer(f"{name}:copy", "Copy", spec, (source,), target)
 
 
-def _can_move_out(memory: Memory, home: Buffer) -> bool:
+def _can_move_out(memory: PlacedMemory, home: Buffer) -> bool:
     """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and without readers.
 
     Attention reads keys and values wherever a request has them, also those that a decoder returns.
@@ -615,10 +617,10 @@ def _can_move_out(memory: Memory, home: Buffer) -> bool:
         plain = home.layout == "plain" and all(isinstance(step.spec, AttentionSpec) for step in readers)
     else:
         plain = home.layout == "plain" or (home.is_vector and not home.surplus(memory.lanes))
-    return bool(written) and home.space == Space.ARENA and not home.parent and plain
+    return bool(written) and home.space == MemorySpace.ARENA and not home.parent and plain
 
 
-def _settle_halos(steps: list[Step]) -> None:
+def _settle_halos(steps: list[PlacedLayer]) -> None:
     """Give each buffer the largest halo that a reader needs, of itself or of another part of the same tensor."""
     for step in steps:
         if isinstance(step.spec, ConvSpec | ConvTransposeSpec):
@@ -629,6 +631,6 @@ def _settle_halos(steps: list[Step]) -> None:
             buffer.settle_part()
 
 
-def _with_halos(step: Step) -> Step:
+def _with_halos(step: PlacedLayer) -> PlacedLayer:
     halos = tuple(buffer.halo for buffer in step.inputs)
     return replace(step, spec=step.spec.with_halos(halos, step.output.halo))

@@ -8,15 +8,15 @@ import numpy as np
 from gangway.compiler.kernels.plain_specs import Instruction, PointwiseSpec
 from gangway.compiler.kernels.specs import Activation, BlockedElementwiseSpec
 from gangway.compiler.place.integers import Quantisation, quantisation
-from gangway.compiler.place.memory import Step
+from gangway.compiler.place.memory import PlacedLayer
 
 
-def with_limits(steps: Sequence[Step]) -> list[Step]:
+def with_limits(steps: Sequence[PlacedLayer]) -> list[PlacedLayer]:
     """Return the steps, of which those that only compute elementwise read scales and limits."""
     return [_with_limits(step) for step in steps]
 
 
-def _with_limits(step: Step) -> Step:
+def _with_limits(step: PlacedLayer) -> PlacedLayer:
     if isinstance(step.spec, PointwiseSpec) and step.spec.operands:
         found = [_of(item) for item in step.spec.program]
         program = tuple(
@@ -35,7 +35,9 @@ def _of(item: Instruction) -> Quantisation | None:
     return quantisation(item.operator, item.parameters) if item.dtype == "float32" else None
 
 
-def _reading(step: Step, spec: PointwiseSpec | BlockedElementwiseSpec, found: Sequence[Quantisation]) -> Step:
+def _reading(
+    step: PlacedLayer, spec: PointwiseSpec | BlockedElementwiseSpec, found: Sequence[Quantisation]
+) -> PlacedLayer:
     if not found:
         return step
     limits = np.array([[known.scale, *known.limits[:2]] for known in found], np.float32)

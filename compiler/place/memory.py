@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from gangway.artifact.format import Space
+from gangway.artifact.format import MemorySpace
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, GatherPlacesSpec, GatherSpec, ScatterSpec
@@ -24,7 +24,7 @@ from gangway.compiler.kernels.specs import (
     SequencePackSpec,
     UnpackSpec,
 )
-from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of, sequence
+from gangway.compiler.lower.layers import Geometry, LoweredLayer, Program, geometry_of, sequence
 
 BF16 = "uint16"  # the type of an activation of a float32 tensor that is stored in bfloat16
 
@@ -36,7 +36,7 @@ class Buffer:
     kind: TensorType
     layout: Layout
     image: Geometry | None  # None: only plain memory
-    space: Space = Space.ARENA
+    space: MemorySpace = MemorySpace.ARENA
     index: int = 0
     halo: int = 0
     offset_bytes: int = 0
@@ -95,7 +95,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlacedLayer:
     """A layer whose activations are placed: the arguments are inputs[0], packed weights, inputs[1:], more, output.
 
     `more` is what else it writes: further outputs, and scratch memory. `checks`: a text for each of the spec's.
@@ -116,22 +116,22 @@ class Step:
         return *self.inputs, *self.more, self.output
 
 
-class Memory:
+class PlacedMemory:
     """Grows step by step: asking for a tensor in some layout may append the step that packs or unpacks it."""
 
     def __init__(self, program: Program, lanes: int) -> None:
         self.program = program
         self.lanes = lanes
-        self.steps: list[Step] = []
+        self.steps: list[PlacedLayer] = []
         self.homes: dict[str, Buffer] = {}  # where each tensor is computed
         self._copies: dict[tuple[Buffer, Layout, Geometry | None], Buffer] = {}
         for index, name in enumerate(program.graph.inputs):
             kind = program.type(name)
-            self.homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
+            self.homes[name] = Buffer(kind, "plain", geometry_of(kind), MemorySpace.INPUT, index)
 
     def append(
         self,
-        layer: Layer,
+        layer: LoweredLayer,
         spec: KernelSpec,
         inputs: tuple[Buffer, ...],
         layout: Layout,
@@ -145,7 +145,7 @@ class Memory:
         output = Buffer(kind, layout, geometry or geometry_of(kind))
         self.homes[layer.output] = output
         self.steps.append(
-            Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (), refusal_texts(layer, spec))
+            PlacedLayer(layer.name, layer.operator, spec, inputs, output, layer.weights, (), refusal_texts(layer, spec))
         )
 
     def tensor(self, name: str) -> Buffer:
@@ -162,7 +162,7 @@ class Memory:
                 raise UnsupportedModelError(f"tensor '{home}' is constant where an activation is needed")
             value = self.program.graph.constants[home]
             kind = TensorType(value.shape, value.dtype.name)
-            self.homes[home] = Buffer(kind, "plain", None, Space.WEIGHTS, constant=value)
+            self.homes[home] = Buffer(kind, "plain", None, MemorySpace.WEIGHTS, constant=value)
         return self.homes[home]
 
     def kind(self, name: str) -> TensorType:
@@ -190,7 +190,7 @@ class Memory:
         if image.is_vector and not haloed:
             plain = self.plain(name)
             # The surplus is not kept zero in a client's memory, nor behind a part of a larger tensor.
-            in_place = (plain.space == Space.ARENA and not plain.parent) or image.channels % self.lanes == 0
+            in_place = (plain.space == MemorySpace.ARENA and not plain.parent) or image.channels % self.lanes == 0
             return plain if in_place else self._pack(plain, image, "blocked")
         if home.is_blocked(image) and not image.is_vector:
             return home
@@ -207,7 +207,7 @@ class Memory:
         """Make an image of a tensor that was computed as a sequence of pixels."""
         image, source, kind = self.image(name), self.homes[name], self.program.type(name)
         self.homes[name] = Buffer(kind, "blocked", image)
-        self.steps.append(Step(f"{name}:image", "Copy", copied(image), (source,), self.homes[name]))
+        self.steps.append(PlacedLayer(f"{name}:image", "Copy", copied(image), (source,), self.homes[name]))
 
     def planar(self, name: str) -> Buffer:
         """Return an image in planar layout."""
@@ -226,7 +226,7 @@ class Memory:
             kind = TensorType((1, image.channels, image.height, image.width), source.kind.dtype)
             self._copies[key] = Buffer(kind, layout, image)
             name = f"{operator.lower()}{len(self._copies)}"
-            self.steps.append(Step(name, operator, spec, (source,), self._copies[key]))
+            self.steps.append(PlacedLayer(name, operator, spec, (source,), self._copies[key]))
         return self._copies[key]
 
 
@@ -257,7 +257,7 @@ _INDEX = {
 }
 
 
-def refusal_texts(layer: Layer, spec: KernelSpec) -> tuple[str, ...]:
+def refusal_texts(layer: LoweredLayer, spec: KernelSpec) -> tuple[str, ...]:
     """Return a text for each check of a layer's kernel, with {} for the number that a request had there.
 
     The words are onnxruntime's where it has any.

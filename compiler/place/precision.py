@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from gangway.artifact.format import Precision, Space, TargetSpec
+from gangway.artifact.format import MemorySpace, Precision, TargetSpec
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.specs import (
     ConvDepthwiseSpec,
@@ -20,14 +20,14 @@ from gangway.compiler.kernels.specs import (
     PoolSpec,
 )
 from gangway.compiler.kernels.templates.bf16 import attention, depthwise, work
-from gangway.compiler.place.memory import BF16, Buffer, Step
+from gangway.compiler.place.memory import BF16, Buffer, PlacedLayer
 
 LEAST_PIXELS = 16  # of an activation that is stored in bfloat16: a smaller one is no traffic to speak of
 
 
 def with_precision(
-    steps: Sequence[Step], precision: Precision, target: TargetSpec, keep_fp32: Collection[str] = ()
-) -> list[Step]:
+    steps: Sequence[PlacedLayer], precision: Precision, target: TargetSpec, keep_fp32: Collection[str] = ()
+) -> list[PlacedLayer]:
     """Return the steps with the precision of each decided; those called `keep_fp32` stay float32.
 
     Buffers that are stored otherwise have another type from then on; the arena is to be planned again.
@@ -41,7 +41,7 @@ def with_precision(
     return [_settled(step, stored) for step in lowered]
 
 
-def _lowered(step: Step, target: TargetSpec) -> Step:
+def _lowered(step: PlacedLayer, target: TargetSpec) -> PlacedLayer:
     """Return the step in bfloat16, if that is faster."""
     if isinstance(step.spec, ConvSpec) and step.spec.precision == "fp32" and work.is_faster(step.spec, target):
         return replace(step, spec=replace(step.spec, precision="bf16"))
@@ -50,7 +50,7 @@ def _lowered(step: Step, target: TargetSpec) -> Step:
     return step
 
 
-def _stored(steps: Collection[Step], target: TargetSpec) -> set[Buffer]:
+def _stored(steps: Collection[PlacedLayer], target: TargetSpec) -> set[Buffer]:
     """Return the activations to be stored in bfloat16: all that touch them can, and some multiply such numbers.
 
     An attention takes queries, keys and values in bfloat16 or none of them.
@@ -68,7 +68,7 @@ def _stored(steps: Collection[Step], target: TargetSpec) -> set[Buffer]:
         without |= split
 
 
-def _possible(steps: Iterable[Step], without: AbstractSet[int], target: TargetSpec) -> set[Buffer]:
+def _possible(steps: Iterable[PlacedLayer], without: AbstractSet[int], target: TargetSpec) -> set[Buffer]:
     """Return the same, if the steps `without` are to touch none."""
     parts: dict[Buffer, set[Buffer]] = defaultdict(set)
     barred: set[Buffer] = set()
@@ -91,10 +91,15 @@ def _with_wholes(buffer: Buffer) -> Iterator[Buffer]:
         part = part.parent
 
 
-def _takes(step: Step, buffer: Buffer, target: TargetSpec) -> bool:
+def _takes(step: PlacedLayer, buffer: Buffer, target: TargetSpec) -> bool:
     """Whether a step can have one of its activations in bfloat16."""
     image = buffer.image
-    if buffer.layout != "blocked" or buffer.root.space != Space.ARENA or image is None or buffer.constant is not None:
+    if (
+        buffer.layout != "blocked"
+        or buffer.root.space != MemorySpace.ARENA
+        or image is None
+        or buffer.constant is not None
+    ):
         return False
     whole = all(work.can_store(part.channels | part.skipped) for part in _with_wholes(buffer))
     large = image.height * image.width >= LEAST_PIXELS and buffer.kind.dtype == "float32"
@@ -112,7 +117,7 @@ def _reads_or_writes(spec: KernelSpec, first: bool, target: TargetSpec) -> bool:
     return isinstance(spec, PoolSpec | GlobalPoolSpec | LayerNormSpec)
 
 
-def _settled(step: Step, stored: AbstractSet[Buffer]) -> Step:
+def _settled(step: PlacedLayer, stored: AbstractSet[Buffer]) -> PlacedLayer:
     """Return the step with a spec that says how its activations are stored."""
     spec = step.spec
     if stored.isdisjoint(step.buffers):

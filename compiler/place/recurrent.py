@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.specs import RawWeights, RecurrentSpec
-from gangway.compiler.lower.layers import Layer, sequence
-from gangway.compiler.place.memory import Buffer, Memory, Step, refusal_texts
+from gangway.compiler.lower.layers import LoweredLayer, sequence
+from gangway.compiler.place.memory import Buffer, PlacedLayer, PlacedMemory, refusal_texts
 
 MAX_LAYERS = 1024  # of both directions together
 
 
-def place_recurrent(memory: Memory, layer: Layer) -> None:
+def place_recurrent(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Append the steps of one recurrent layer."""
     spec = layer.spec
     assert isinstance(spec, RecurrentSpec)
@@ -31,7 +31,7 @@ def place_recurrent(memory: Memory, layer: Layer) -> None:
     first, *more = filter(None, outputs)
     texts = refusal_texts(layer, spec)
     inputs = (products, *states)
-    memory.steps.append(Step(layer.name, layer.operator, spec, inputs, first, layer.weights, tuple(more), texts))
+    memory.steps.append(PlacedLayer(layer.name, layer.operator, spec, inputs, first, layer.weights, tuple(more), texts))
 
 
 def _is_divided(spec: RecurrentSpec) -> bool:
@@ -46,8 +46,8 @@ class _Divided:
 
     def __init__(
         self,
-        memory: Memory,
-        layer: Layer,
+        memory: PlacedMemory,
+        layer: LoweredLayer,
         spec: RecurrentSpec,
         products: Buffer,
         states: list[Buffer],
@@ -108,7 +108,7 @@ class _Divided:
         if len(spec.gate_groups) > 1:
             reset, update = (Buffer(self._state, "plain", None) for _ in range(2))
             gates = replace(single, part="gates", outputs=(True, False, False))
-            self._memory.steps.append(Step(f"{name}.gates", operator, gates, inputs, update, weights, (reset,)))
+            self._memory.steps.append(PlacedLayer(f"{name}.gates", operator, gates, inputs, update, weights, (reset,)))
             single, inputs = replace(single, part="candidate"), (*inputs, reset, update)
-        self._memory.steps.append(Step(name, operator, single, inputs, y, weights, more))
+        self._memory.steps.append(PlacedLayer(name, operator, single, inputs, y, weights, more))
         return [y, c]

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gangway.artifact.format import Space
+from gangway.artifact.format import MemorySpace
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.graph import TensorType
 from gangway.compiler.kernels.written_bytes import written_bytes
-from gangway.compiler.place.memory import Buffer, Step
+from gangway.compiler.place.memory import Buffer, PlacedLayer
 
 
-def require_sizes(steps: Sequence[Step]) -> None:
+def require_sizes(steps: Sequence[PlacedLayer]) -> None:
     """Raise UnsupportedModelError if a kernel writes more or less than its output has, halos and surplus aside."""
     for step in steps:
         found_bytes, output_bytes = written_bytes(step.spec), _bytes(step.output)
@@ -22,14 +22,14 @@ def require_sizes(steps: Sequence[Step]) -> None:
             )
 
 
-def require_whole_outputs(steps: Sequence[Step], outputs: Sequence[TensorType]) -> None:
+def require_whole_outputs(steps: Sequence[PlacedLayer], outputs: Sequence[TensorType]) -> None:
     """Raise UnsupportedModelError if steps leave out bytes of an output, which they may write in parts, each once."""
     for index, kind in enumerate(outputs):
         found_bytes = sum(
             _bytes(buffer)
             for step in steps
             for buffer in (step.output, *step.more)
-            if (buffer.space, buffer.index) == (Space.OUTPUT, index)
+            if (buffer.space, buffer.index) == (MemorySpace.OUTPUT, index)
         )
         if found_bytes < kind.size_bytes:
             raise UnsupportedModelError(f"layers write {found_bytes} of {kind.size_bytes} bytes of output {index}")

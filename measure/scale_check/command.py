@@ -71,7 +71,7 @@ class Check:
         return tuple(reason for reason, holds in reasons.items() if holds)
 
 
-class Progress:
+class CheckProgress:
     """Lines on standard error: the seconds since the beginning, and what begins."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"argument --mix: {_files(source, missing[0])[0]} does not exist")
     if options.html and not _can_draw():
         parser.error("argument --html: needs matplotlib: pip install 'gangway-serve[report]'")
-    progress = Progress()
+    progress = CheckProgress()
     with tempfile.TemporaryDirectory(prefix="gangway-scale-check-") as folder:
         repository = source or Path(folder)
         check = Check(mix, repository, tuple(cores), options.cores, options.seconds)
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _sections(check: Check, options: argparse.Namespace, progress: Progress) -> list[Section]:
+def _sections(check: Check, options: argparse.Namespace, progress: CheckProgress) -> list[Section]:
     cores, nodes = check.cores, numa_nodes(sorted({*check.cores}))
     if options.model_repository is None:
         progress(f"write {', '.join(check.mix.names)}")

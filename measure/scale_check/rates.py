@@ -6,12 +6,12 @@ from typing import Final
 
 from gangway.measure.scale_check.gangs import NARROW, CheckedModel
 from gangway.measure.scale_check.section import Chart, Curve, Finding, Section, apart
-from gangway.measure.scale_check.served import SERVING, CheckedServer, Load
+from gangway.measure.scale_check.served import SERVING, CheckedServer, RateRun
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads
 from gangway.simulator.measured import MeasuredModel
-from gangway.simulator.rates import Goal, estimate_rate
+from gangway.simulator.rates import RateGoal, estimate_rate
 from gangway.simulator.runs import share_curve
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Requests, Scenario, make_scenario
 from gangway.workload.mix import Mix
@@ -30,7 +30,7 @@ FULL: Final = 0.7  # of its core, which a process should not exceed
 
 
 @dataclass(frozen=True)
-class Prediction:
+class RatePrediction:
     """The highest rate by the simulator, and the share of each model in time at rates around it.
 
     `from_narrow`: the rate by times on two cores, as one would predict a machine that is not at hand.
@@ -54,7 +54,7 @@ def with_targets(mix: Mix, models: Sequence[CheckedModel]) -> Mix:
     return replace(mix, models=tuple(replace(model, qos=targets[model.name]) for model in mix.models))
 
 
-def predict(mix: Mix, models: Sequence[CheckedModel], cores: int, spare: int, seconds: float) -> Prediction:
+def predict(mix: Mix, models: Sequence[CheckedModel], cores: int, spare: int, seconds: float) -> RatePrediction:
     """Simulate the mix on so many cores. `spare`: cores without a worker. `seconds`: of the whole check."""
     overheads = SPARE_CORES if spare >= SPARE else SHARED_CORES
     queries = QUICK_QUERIES if seconds < QUICK_S else QUERIES
@@ -64,12 +64,12 @@ def predict(mix: Mix, models: Sequence[CheckedModel], cores: int, spare: int, se
     narrow = _scenario(mix, {model.name: model.narrow for model in models}, cores, overheads)
     from_narrow = _highest(narrow, queries) if cores > NARROW else rate_per_s
     curve = share_curve(DEFAULT_POLICY, scenario, [share * rate_per_s for share in SHARES], queries, seed=1)
-    return Prediction(scenario, rate_per_s, from_narrow, tuple(point.least for point in curve))
+    return RatePrediction(scenario, rate_per_s, from_narrow, tuple(point.least for point in curve))
 
 
 def measure_loads(
-    server: CheckedServer, predicted: Prediction, seconds: float, report: Callable[[str], None]
-) -> tuple[Load, ...]:
+    server: CheckedServer, predicted: RatePrediction, seconds: float, report: Callable[[str], None]
+) -> tuple[RateRun, ...]:
     """Load the server at SHARES of the predicted rate, each for an equal part of so many seconds."""
     each_s = max(LEAST_RUN_S, seconds / len(SHARES))
     loads = []
@@ -79,7 +79,7 @@ def measure_loads(
     return tuple(loads)
 
 
-def check_requests(loads: Sequence[Load], predicted: Prediction) -> Section:
+def check_requests(loads: Sequence[RateRun], predicted: RatePrediction) -> Section:
     """Return the CPU time of a request beside its computing."""
     half = loads[0]
     rows = tuple(
@@ -114,14 +114,14 @@ def check_requests(loads: Sequence[Load], predicted: Prediction) -> Section:
     )
 
 
-def _busy(role: str, what: str, load: Load, predicted: Prediction) -> Finding:
+def _busy(role: str, what: str, load: RateRun, predicted: RatePrediction) -> Finding:
     most_per_s = 1e6 / max(load.cpu_us[role], 1e-3)
     share = predicted.rate_per_s / most_per_s
     text = f"{what} carries {most_per_s:.0f} requests/s of this mix at most ({load.cpu_us[role]:.0f} us each)"
     return Finding(f"{text}; the predicted rate takes {share:.0%} of that", share <= FULL)
 
 
-def check_rates(loads: Sequence[Load], predicted: Prediction) -> Section:
+def check_rates(loads: Sequence[RateRun], predicted: RatePrediction) -> Section:
     """Return the measured rate beside the predicted one."""
     carried = carried_share([(share, load.in_time) for share, load in zip(SHARES, loads, strict=True)])
     rows = tuple(
@@ -209,4 +209,4 @@ def _scenario(mix: Mix, measured: Mapping[str, MeasuredModel], cores: int, overh
 
 
 def _highest(scenario: Scenario, queries: int) -> float:
-    return estimate_rate(DEFAULT_POLICY, scenario, Goal(GOAL, each=True), queries, (1,)).mean_per_s
+    return estimate_rate(DEFAULT_POLICY, scenario, RateGoal(GOAL, each=True), queries, (1,)).mean_per_s

@@ -14,7 +14,7 @@ from typing import Final
 
 from google.protobuf import text_format
 
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError
 from gangway.clients.open_loop import OpenLoopRun, drive
 from gangway.clients.perf.prepare import prepare_requests
@@ -40,7 +40,7 @@ class ServeError(Exception):
 
 
 @dataclass(frozen=True)
-class Load:
+class RateRun:
     """A run at a rate. `cpu_us`: of each role of process, and of the client, a request; `seconds` of arrivals."""
 
     rate_per_s: float
@@ -63,7 +63,7 @@ class CheckedServer:
     mix: Mix
     requests: Mapping[str, bytes]
 
-    def load(self, rate_per_s: float, seconds: float, seed: int) -> Load:
+    def load(self, rate_per_s: float, seconds: float, seed: int) -> RateRun:
         """Send Poisson arrivals at a rate for so long, after a warm-up. Raises ClientError."""
         warm_up_s = WARM_UP_PART * seconds
         arrivals = poisson_for(self.mix, rate_per_s, warm_up_s + seconds, seed)
@@ -75,7 +75,7 @@ class CheckedServer:
         count = max(1, len(run.outcomes))
         cpu_us = {role: (after[role] - before.get(role, 0)) / count / 1e3 for role in after}
         cpu_us["client"] = run.cpu_s / count * 1e6
-        return Load(rate_per_s, summarise(counted, {TARGET: targets_us}), cpu_us, len(counted))
+        return RateRun(rate_per_s, summarise(counted, {TARGET: targets_us}), cpu_us, len(counted))
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def serving(repository: Path, mix: Mix, cache_dir: Path, cores: str) -> Iterator
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
-            with Connection(url, TIMEOUT_S) as connection:
+            with ServerConnection(url, TIMEOUT_S) as connection:
                 _wait(connection, mix.names, process, log)
                 requests = prepare_requests(connection, mix.names, "random", seed=0)
             yield CheckedServer(url, process.pid, mix, requests)
@@ -158,7 +158,7 @@ def _write_repository(folder: Path, source: Path, mix: Mix) -> None:
         (folder / model.name / "1").symlink_to((source / model.name / "1").resolve())
 
 
-def _wait(connection: Connection, names: Sequence[str], process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait(connection: ServerConnection, names: Sequence[str], process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Return when all models are ready. Raises ServeError."""
     deadline = time.monotonic() + START_S
     while True:

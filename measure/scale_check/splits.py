@@ -10,7 +10,7 @@ from gangway.artifact.format import Engine
 from gangway.measure.model_runner import ModelRunner, powers_of_two
 from gangway.measure.scale_check.gangs import CheckedModel
 from gangway.measure.scale_check.section import Chart, Curve, Finding, Row, Section, apart
-from gangway.scheduler.batching.planner import Plan, plan_table
+from gangway.scheduler.batching.planner import SplitPlan, plan_table
 from gangway.scheduler.profiles import policy_profile
 
 LEAST_RUNS: Final = 2  # of each split, however long they take
@@ -110,7 +110,7 @@ def _measure(
     return {split: median(times_us) for split, times_us in found.items()}
 
 
-def _plan_us(plan: Plan, times_us: Mapping[Split, float]) -> float:
+def _plan_us(plan: SplitPlan, times_us: Mapping[Split, float]) -> float:
     """Return how long a plan takes: measured if it is one of these splits, by the profile if not."""
     kinds = [Split(*kind) for kinds in plan.rounds for kind in kinds]
     return times_us.get(kinds[0], plan.latency_us) if len(kinds) == 1 else plan.latency_us

@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SplitPlan:
     """The parts of a batch, round by round and the widest gang first, and how long each round takes (microseconds)."""
 
     parts: tuple[Part, ...]
@@ -77,12 +77,12 @@ def _kind(part: Part) -> tuple[int, int, int]:
     return part.round, part.cores, part.rows
 
 
-def side_by_side(gangs: Sequence[tuple[int, int]], latency_us: float) -> Plan:
+def side_by_side(gangs: Sequence[tuple[int, int]], latency_us: float) -> SplitPlan:
     """Return the plan of one round: (cores, rows) of each gang, the widest first, and when the slowest one ends."""
-    return Plan(tuple([Part(cores, rows) for cores, rows in gangs]), (latency_us,))
+    return SplitPlan(tuple([Part(cores, rows) for cores, rows in gangs]), (latency_us,))
 
 
-def one_after_the_other(plans: Sequence[Plan]) -> Plan:
+def one_after_the_other(plans: Sequence[SplitPlan]) -> SplitPlan:
     """Return the plan of several rounds, each of which is a plan of one."""
     rounds_us = tuple([plan.latency_us for plan in plans])
     parts = list[Part]()
@@ -90,7 +90,7 @@ def one_after_the_other(plans: Sequence[Plan]) -> Plan:
     for number, (plan, round_us) in enumerate(zip(plans, rounds_us, strict=True)):
         left_us = max(left_us - round_us - BATCHING.round_us, 0.0)
         parts += [Part(part.cores, part.rows, number, left_us) for part in plan.parts]
-    return Plan(tuple(parts), rounds_us)
+    return SplitPlan(tuple(parts), rounds_us)
 
 
 class SplitTable:
@@ -118,10 +118,10 @@ class SplitTable:
         self._min_gain = min_gain
         self._grids: dict[int, _Grid] = {}  # by step
         self._one_gang: dict[int, list[tuple[float, int]]] = {}  # by rows, then cores - 1: time, cores it takes
-        self._plans: dict[tuple[int, int], Plan] = {}
-        self._single_rows: dict[tuple[int, int, int], Plan] = {}
+        self._plans: dict[tuple[int, int], SplitPlan] = {}
+        self._single_rows: dict[tuple[int, int, int], SplitPlan] = {}
 
-    def best(self, cores: int, rows: int) -> Plan:
+    def best(self, cores: int, rows: int) -> SplitPlan:
         """Return one gang for a batch, or several gangs if they are done enough sooner. Raises ValueError."""
         key = (cores, rows)
         found = self._plans.get(key)
@@ -134,7 +134,7 @@ class SplitTable:
             self._plans[key] = found
         return found
 
-    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> Plan:
+    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> SplitPlan:
         """Return the plan for rows that are requests of their own: equal gangs, unless one gang gains much.
 
         A split cuts no request then: its gangs are smaller batches. All cores of a gang wait for the slowest one, so
@@ -175,7 +175,7 @@ class SplitTable:
         """Return how long a batch takes in one gang of at most so many cores, alone. Raises ValueError."""
         return self._one(cores, rows)[0]
 
-    def _equal_gangs(self, cores: int, rows: int) -> Plan | None:
+    def _equal_gangs(self, cores: int, rows: int) -> SplitPlan | None:
         """Return the best of equal gangs with equally many rows, what they cost included; None if there are none."""
         together_us = self._together_us
         if together_us is None:
@@ -208,7 +208,7 @@ class SplitTable:
         step = _step(rows)
         return self._grid(step, together_us).best_us(cores, -(-rows // step))
 
-    def _split(self, cores: int, rows: int, together_us: Latency) -> Plan:
+    def _split(self, cores: int, rows: int, together_us: Latency) -> SplitPlan:
         step = _step(rows)
         grid = self._grid(step, together_us)
         gangs = [(width, steps * step) for width, steps in grid.gangs(cores, -(-rows // step))]
@@ -317,15 +317,15 @@ class PlanTable:
         self._min_gain = min_gain
         self._known_rows = known_rows
         self._round_counts: dict[tuple[int, int], int] = {}
-        self._plans: dict[tuple[int, int], Plan] = {}
-        self._single_rows: dict[tuple[int, int, int], Plan] = {}
+        self._plans: dict[tuple[int, int], SplitPlan] = {}
+        self._single_rows: dict[tuple[int, int, int], SplitPlan] = {}
 
     @property
     def cores(self) -> int:
         """The most cores of a plan."""
         return self._splits.cores
 
-    def best(self, cores: int, rows: int) -> Plan:
+    def best(self, cores: int, rows: int) -> SplitPlan:
         """Return how a batch is done soonest. Raises ValueError."""
         key = (cores, rows)
         found = self._plans.get(key)
@@ -334,7 +334,7 @@ class PlanTable:
             found = self._plans[key] = one_after_the_other(rounds)
         return found
 
-    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> Plan:
+    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> SplitPlan:
         """Return the plan for rows that are requests of their own, as `SplitTable` does. Raises ValueError."""
         key = (cores, rows, gang_gain_steps(prediction_error))
         found = self._single_rows.get(key)

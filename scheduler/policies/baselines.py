@@ -331,7 +331,7 @@ SLICE_US = 3000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class InstanceGroup:
     """An instance group. `threads` 0: as many as there are cores."""
 
     instances: int = 1
@@ -343,7 +343,7 @@ class Triton(Policy):
 
     name = "triton"
 
-    def __init__(self, group: Instances = Instances()) -> None:
+    def __init__(self, group: InstanceGroup = InstanceGroup()) -> None:
         self._group = group
         self._turns: dict[int, int] = {}  # of queries in the line for cores
         self._next_turn = 0
@@ -421,4 +421,4 @@ def make_triton(argument: str) -> Triton:
         if key not in values or not value.isdecimal() or int(value) == 0:
             raise ValueError(f"scheduler 'triton' takes instances=I,threads=T (1 and more), got {part!r}")
         values[key] = int(value)
-    return Triton(Instances(**values))
+    return Triton(InstanceGroup(**values))

@@ -21,14 +21,14 @@ REASON = "interference, load or free cores have changed"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BlockCut:
     """A model's blocks on so many cores, and by how much they lengthen the whole model. Times are microseconds."""
 
     blocks: tuple[PlannedBlock, ...]
     longer_us: float
 
 
-def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficiency: float) -> Cut:
+def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficiency: float) -> BlockCut:
     """Return the blocks of a query that begins on so many cores, and keeps some of them at least.
 
     Each has the cores that are efficient there, by the given share, unless the target needs more. A
@@ -43,7 +43,7 @@ def cut(table: Demands, cores: int, least: int, threshold_cores: float, efficien
             left = min(left, max(least, block.cores, efficient_cores(times_us, efficiency)))
             found.append(PlannedBlock(block.begin, left))
         time_us += table.span_us(block.begin, block.end, left)
-    return Cut(tuple(found), time_us - table.span_us(0, table.layers, cores))
+    return BlockCut(tuple(found), time_us - table.span_us(0, table.layers, cores))
 
 
 def narrowings(blocks: Sequence[PlannedBlock], layer: int, cores: int) -> tuple[PlannedBlock, ...]:

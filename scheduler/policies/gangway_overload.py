@@ -248,7 +248,7 @@ class Aging:
     leaves, some would always be behind for longer.
     """
 
-    def __init__(self, config: policy_config.Aging = policy_config.DEFAULT.aging) -> None:
+    def __init__(self, config: policy_config.AgingConfig = policy_config.DEFAULT.aging) -> None:
         self._config = config
         self._budget_us = config.burst_us
         self._updated_us = 0.0
@@ -299,7 +299,7 @@ class Brief:
     where others have the cores. The budget bounds what that costs the others.
     """
 
-    def __init__(self, config: policy_config.Brief = policy_config.DEFAULT.brief) -> None:
+    def __init__(self, config: policy_config.BriefConfig = policy_config.DEFAULT.brief) -> None:
         self._config = config
         self._budget_us = config.burst_us
         self._updated_us = 0.0

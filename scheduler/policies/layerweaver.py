@@ -33,7 +33,7 @@ from gangway.scheduler.profiles import ModelProfile
 # for that. QoS-blind Layerweaver (HPCA 2021) is mode 1 alone, ties in order of arrival.
 
 
-class Candidate(NamedTuple):
+class LayerCandidate(NamedTuple):
     """The next layer, or chunk, of a request. Times are microseconds of one clock."""
 
     idle_us: float  # of both engines together, if it goes next
@@ -43,19 +43,19 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LayerChoice:
     """Which of the candidates, and in which mode."""
 
     index: int
     urgent: bool = False
 
 
-def least_idle(candidates: Sequence[Candidate]) -> Choice:
+def least_idle(candidates: Sequence[LayerCandidate]) -> LayerChoice:
     """Return mode 1 without deadlines: the least idle time, then the first one. ValueError without candidates."""
-    return Choice(min(range(len(candidates)), key=lambda index: (round(candidates[index].idle_us, 3), index)))
+    return LayerChoice(min(range(len(candidates)), key=lambda index: (round(candidates[index].idle_us, 3), index)))
 
 
-def two_modes(candidates: Sequence[Candidate]) -> Choice:
+def two_modes(candidates: Sequence[LayerCandidate]) -> LayerChoice:
     """Return the least idle time, ties by least slack; or the most urgent one if that would make it late.
 
     Raises ValueError without candidates.
@@ -65,8 +65,8 @@ def two_modes(candidates: Sequence[Candidate]) -> Choice:
     urgent = min(indices, key=lambda index: (candidates[index].due_us, index))
     slack_us = candidates[urgent].due_us - candidates[throughput].end_us
     if slack_us > candidates[urgent].remaining_us:
-        return Choice(throughput)
-    return Choice(urgent, urgent=True)
+        return LayerChoice(throughput)
+    return LayerChoice(urgent, urgent=True)
 
 
 # Chunks of models that are bound by memory or by compute: what Layerweaver and AI-MT schedule, on a CPU.
@@ -244,7 +244,7 @@ class Layerweaver(Policy):
             decisions.append(Start(query.query_id, chunk.end, gang, reason=_reason(choice, chunk)))
         return decisions
 
-    def _choose(self, candidates: Sequence[Candidate]) -> Choice:
+    def _choose(self, candidates: Sequence[LayerCandidate]) -> LayerChoice:
         return least_idle(candidates)
 
     def _first_of_each(self, waiting: Sequence[Query]) -> list[Query]:
@@ -269,11 +269,13 @@ class Layerweaver(Policy):
     def _chunk(self, query: Query, snapshot: Snapshot) -> Chunk:
         return self._chunks.chunk(snapshot.models[query.model_id], query.next_layer)
 
-    def _candidate(self, query: Query, snapshot: Snapshot, memory_us: float, compute_us: float, lane: int) -> Candidate:
+    def _candidate(
+        self, query: Query, snapshot: Snapshot, memory_us: float, compute_us: float, lane: int
+    ) -> LayerCandidate:
         model = snapshot.models[query.model_id]
         chunk = self._chunk(query, snapshot)
         widest = min(snapshot.core_count, model.max_ranks)
-        return Candidate(
+        return LayerCandidate(
             idle_us=abs(memory_us + chunk.memory_us * query.rows - compute_us - chunk.compute_us * query.rows),
             end_us=snapshot.now_us + model.span_us(chunk.begin, chunk.end, min(lane, widest), query.rows),
             due_us=due_us(query),
@@ -286,7 +288,7 @@ class LayerweaverPlus(Layerweaver):
 
     name = "layerweaver_plus"
 
-    def _choose(self, candidates: Sequence[Candidate]) -> Choice:
+    def _choose(self, candidates: Sequence[LayerCandidate]) -> LayerChoice:
         return two_modes(candidates)
 
     def _first_of_each(self, waiting: Sequence[Query]) -> list[Query]:
@@ -304,7 +306,7 @@ def _startable(waiting: Sequence[Query], leases: int) -> list[Query]:
     return startable
 
 
-def _reason(choice: Choice, chunk: Chunk) -> str:
+def _reason(choice: LayerChoice, chunk: Chunk) -> str:
     if choice.urgent:
         return "urgent: would be late after anything else"
     return f"least idle time, {'memory' if chunk.memory_bound else 'compute'}-bound"

@@ -18,7 +18,7 @@ ABOUT_TO_END = 0.1  # of its time is left (section 4.3)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class InterferenceLoad:
     """What else runs: the level of interference that stays, and the sum of the queries' average demands."""
 
     level: float
@@ -110,9 +110,9 @@ class SpatialPolicy(Policy):
         ]
         return sorted(growing, key=lambda block: -block.query.query_id)
 
-    def _load(self, snapshot: Snapshot) -> Load:
+    def _load(self, snapshot: Snapshot) -> InterferenceLoad:
         if not self.adapts_versions and not self.adapts_blocks:
-            return Load(0.0, 0.0)
+            return InterferenceLoad(0.0, 0.0)
         busy = staying = 0
         blocks = []
         for block in snapshot.running:
@@ -123,8 +123,8 @@ class SpatialPolicy(Policy):
                 blocks.append(block)
         level = snapshot.level * staying / busy if busy else 0.0
         if not self.adapts_blocks:
-            return Load(level, 0.0)
-        return Load(level, sum(self._average(block, snapshot, level) for block in blocks))
+            return InterferenceLoad(level, 0.0)
+        return InterferenceLoad(level, sum(self._average(block, snapshot, level) for block in blocks))
 
     def _average(self, block: RunningBlock, snapshot: Snapshot, level: float) -> float:
         return self.demands_of(snapshot.models[block.query.model_id], block.query, level).average_cores

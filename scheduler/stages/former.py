@@ -42,7 +42,7 @@ class Fallback(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """The schedule of models, by stream, as measured on `cores` cores; one run takes `time_us`."""
 
     model_ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class Task:
     """A compound task that waits or runs. `first_us`: when it was first seen; `due_us`: until when it waits on."""
 
     number: int
-    plan: Plan
+    plan: StagePlan
     first_us: float
     due_us: float | None = None
     members: tuple[Query, ...] = ()  # by stream, once it runs
@@ -117,14 +117,14 @@ class CompoundFormer(Policy):
         self._inner = inner
         self.name, self.config = inner.name, inner.config
         self.batches, self.brief_first = inner.batches, inner.brief_first
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, StagePlan] = {}
         self._tasks: dict[int, Task] = {}  # that may yet run by schedule, or do, by number
         self._broken: dict[int, Fallback] = {}
         self._active: Task | None = None
         self.planned = 0
         self.fallen: Counter[Fallback] = Counter()
 
-    def use(self, schedule: int, plan: Plan | None) -> None:
+    def use(self, schedule: int, plan: StagePlan | None) -> None:
         """Run compound tasks of this number by a plan from now on; None: by none."""
         if plan is None:
             self._plans.pop(schedule, None)

@@ -47,7 +47,7 @@ class FoundSchedule:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PointerTime:
     """Pointers and the time of their schedule, in microseconds."""
 
     pointers: Pointers
@@ -64,7 +64,7 @@ class SearchState:
     keys: tuple[str, ...]
     options: str
     latency_us: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[PointerTime, ...]
     seconds: float
 
 

@@ -16,7 +16,7 @@ Pointers = tuple[tuple[int, ...], ...]  # by model: the layer before which each 
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class StreamSegment:
     """Layers [begin, end) of a stream, on so many cores. `versions`: of these layers; (): the first ones."""
 
     stream: int
@@ -26,7 +26,7 @@ class Segment:
     versions: tuple[int, ...] = ()
 
 
-Stage = tuple[Segment, ...]  # runs side by side, and ends when all segments have ended
+Stage = tuple[StreamSegment, ...]  # runs side by side, and ends when all segments have ended
 Schedule = tuple[Stage, ...]
 
 
@@ -100,7 +100,7 @@ def stage_us(streams: Sequence[ModelProfile], stage: Stage) -> float:
     return max(segment_us(streams[segment.stream], segment) for segment in stage)
 
 
-def segment_us(stream: ModelProfile, segment: Segment) -> float:
+def segment_us(stream: ModelProfile, segment: StreamSegment) -> float:
     """Return how long a segment takes by its model's profile, in microseconds: one row, the fastest versions."""
     before_us = _before_us(stream, segment.cores)
     return before_us[segment.end] - before_us[segment.begin]
@@ -127,7 +127,7 @@ def _share_out(streams: Sequence[ModelProfile], spans: Sequence[tuple[int, int, 
 
     The longest gets the fewest cores on which it is faster, until there are not as many: nothing else helps.
     """
-    segments = [Segment(stream, begin, end, 1) for stream, begin, end in spans]
+    segments = [StreamSegment(stream, begin, end, 1) for stream, begin, end in spans]
     times_us = [segment_us(streams[segment.stream], segment) for segment in segments]
     free = cores - len(segments)
     while True:
@@ -144,6 +144,6 @@ def _share_out(streams: Sequence[ModelProfile], spans: Sequence[tuple[int, int, 
             return tuple([_with_versions(streams[segment.stream], segment) for segment in segments])
 
 
-def _with_versions(stream: ModelProfile, segment: Segment) -> Segment:
+def _with_versions(stream: ModelProfile, segment: StreamSegment) -> StreamSegment:
     versions = fastest_versions(stream, 0.0, segment.cores)[segment.begin : segment.end]
     return replace(segment, versions=versions) if any(versions) else segment

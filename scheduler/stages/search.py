@@ -21,7 +21,7 @@ DRAWS = 4  # rows drawn for each that is measured: those that are shortest by th
 
 
 @dataclass(frozen=True)
-class Space:
+class PointerSpace:
     """All pointers of these models with so many barriers, on a machine of so many cores.
 
     Raises ValueError without models, or for fewer barriers than the sequential schedule has: one less than models.
@@ -76,7 +76,7 @@ def best(records: Iterable[Record]) -> Record:
 
 
 def random_search(
-    measure: Measure, space: Space, samples: int, seed: int, known: Mapping[Pointers, float] = NOTHING_KNOWN
+    measure: Measure, space: PointerSpace, samples: int, seed: int, known: Mapping[Pointers, float] = NOTHING_KNOWN
 ) -> Iterator[Record]:
     """Measure the sequential schedule, the parallel one, and so many others, drawn at random.
 
@@ -91,7 +91,7 @@ def random_search(
 
 def coordinate_descent(
     measure: Measure,
-    space: Space,
+    space: PointerSpace,
     rounds: int,
     candidates: int,
     seed: int,
@@ -125,7 +125,7 @@ def coordinate_descent(
 class _Measured:
     """Measures each schedule once: different pointers may make the same."""
 
-    def __init__(self, measure: Measure, space: Space, known: Mapping[Pointers, float]) -> None:
+    def __init__(self, measure: Measure, space: PointerSpace, known: Mapping[Pointers, float]) -> None:
         self._measure = measure
         self._space = space
         self._time_us = {space.schedule(pointers): time_us for pointers, time_us in known.items()}

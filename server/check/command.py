@@ -25,7 +25,7 @@ from gangway.artifact.format import Engine
 from gangway.base.command_line import CommandParser
 from gangway.base.commands import ending_signals
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.check.repairs import Change, Model, remedy_for, repair
+from gangway.server.check.repairs import Change, RepairedModel, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
 from gangway.server.control.repository.ensembles import NOT_AVAILABLE, load_order
 from gangway.server.control.repository.repository import CONFIG_FILENAME, find_models
@@ -71,7 +71,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RepositoryModel:
     """A model as it lies in a repository. `loose`: its ONNX file, if it has no version folder."""
 
     name: str
@@ -83,7 +83,7 @@ class Candidate:
 class Report:
     """What is said of a model, and what --fix would write: `config`, if it must change."""
 
-    candidate: Candidate
+    candidate: RepositoryModel
     verdict: Verdict
     served_by: str = ""
     changes: tuple[Change, ...] = ()
@@ -164,25 +164,25 @@ def _backend_setting(text: str) -> str:
     return text
 
 
-def _candidates(directory: Path) -> Iterator[Candidate]:
+def _candidates(directory: Path) -> Iterator[RepositoryModel]:
     """Yield the models of a repository, also those whose ONNX file lies beside where it should."""
     for name, folders in find_models([directory]).items():
         loose = sorted(folders[0].glob(f"*{ONNX_SUFFIX}"))
         has_versions = any(item.is_dir() and item.name.isdigit() for item in folders[0].iterdir())
-        yield Candidate(name, folders[0], loose[0] if len(loose) == 1 and not has_versions else None)
+        yield RepositoryModel(name, folders[0], loose[0] if len(loose) == 1 and not has_versions else None)
     for path in sorted(directory.glob(f"*{ONNX_SUFFIX}")):
         if path.is_file() and not (directory / path.stem).exists():
-            yield Candidate(path.stem, directory / path.stem, path)
+            yield RepositoryModel(path.stem, directory / path.stem, path)
 
 
-def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _in_order(candidates: Sequence[RepositoryModel]) -> list[RepositoryModel]:
     """Return ensembles behind the models that they are made of."""
     known = {candidate.name: candidate for candidate in candidates}
     needs = {name: composing_models(_written(candidate) or ModelConfig()) for name, candidate in known.items()}
     return [known[name] for name in load_order(needs)]
 
 
-def _written(candidate: Candidate) -> ModelConfig | None:
+def _written(candidate: RepositoryModel) -> ModelConfig | None:
     """Return the configuration as written, an empty one if there is none; None if it cannot be read."""
     path = candidate.folder / CONFIG_FILENAME
     try:
@@ -191,7 +191,7 @@ def _written(candidate: Candidate) -> ModelConfig | None:
         return None
 
 
-def _check(server: TrialServer, candidate: Candidate, lost: set[str]) -> Report:
+def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> Report:
     """Try a model; an ensemble of models that are `lost` is lost, and does not try them again."""
     name, target, written = candidate.name, server.repository / candidate.name, _written(candidate)
     _link(candidate, target)
@@ -205,7 +205,7 @@ def _check(server: TrialServer, candidate: Candidate, lost: set[str]) -> Report:
     first = load()
     if written is None:
         return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, first.reason, "correct the text"),))
-    model = Model(name) if first.config else _known_of(server, candidate, written)
+    model = RepairedModel(name) if first.config else _known_of(server, candidate, written)
     found, moved = repair(written, model), (_moved(candidate),) if candidate.loose else ()
     outcome = first
     if found.changes:
@@ -227,7 +227,7 @@ def _check(server: TrialServer, candidate: Candidate, lost: set[str]) -> Report:
     )
 
 
-def _link(candidate: Candidate, target: Path) -> None:
+def _link(candidate: RepositoryModel, target: Path) -> None:
     """Make a folder that shows the model as it lies, or as --fix would move it."""
     target.mkdir()
     inside = sorted(candidate.folder.iterdir()) if candidate.folder.is_dir() else []
@@ -252,24 +252,24 @@ def _moves(loose: Path) -> dict[Path, str]:
     return found
 
 
-def _moved(candidate: Candidate) -> Change:
+def _moved(candidate: RepositoryModel) -> Change:
     assert candidate.loose is not None, "asked for models without a version folder only"
     place = f"{candidate.name}/1/{DEFAULT_MODEL_FILENAME}"
     return Change("layout", f"{candidate.loose.name} lies in no version folder", f"moved to {place}")
 
 
-def _known_of(server: TrialServer, candidate: Candidate, written: ModelConfig) -> Model:
+def _known_of(server: TrialServer, candidate: RepositoryModel, written: ModelConfig) -> RepairedModel:
     """Return what is known of a model that is not served as it is: nothing where code says what its tensors are."""
     if is_ensemble(written) or written.backend == PYTHON_BACKEND:
-        return Model(candidate.name)
+        return RepairedModel(candidate.name)
     versions = [item for item in candidate.folder.iterdir() if item.is_dir() and item.name.isdigit()]
     latest = max(versions, key=lambda item: int(item.name), default=candidate.folder)
     files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
     wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME
     filename = files[0] if len(files) == 1 and wanted not in files else wanted
     if filename.endswith(CODE_SUFFIX) or not (latest / filename).exists():
-        return Model(candidate.name, files)
-    return Model(
+        return RepairedModel(candidate.name, files)
+    return RepairedModel(
         candidate.name, files, server.load(candidate.name, ModelConfig(default_model_filename=filename)).config
     )
 

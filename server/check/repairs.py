@@ -25,7 +25,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Model:
+class RepairedModel:
     """What rules know of a model beside its configuration.
 
     `onnx_files`: names of the ONNX files in its latest version folder. `signature`: the configuration that the server
@@ -45,7 +45,7 @@ class Repair:
     changes: tuple[Change, ...] = field(default=())
 
 
-Rule = Callable[[ModelConfig, Model], Iterator[Change]]
+Rule = Callable[[ModelConfig, RepairedModel], Iterator[Change]]
 
 REMOVABLE: Final[Mapping[str, str]] = {
     "ModelInput.is_shape_tensor": "an ONNX model needs none",
@@ -61,20 +61,20 @@ REMOVABLE: Final[Mapping[str, str]] = {
 """Refused fields without which the model gives the same answers, each with what follows."""
 
 
-def repair(config: ModelConfig, model: Model) -> Repair:
+def repair(config: ModelConfig, model: RepairedModel) -> Repair:
     """Return the configuration with everything changed that is known to help; the argument stays as it is."""
     copy = ModelConfig()
     copy.CopyFrom(config)
     return Repair(copy, tuple(change for rule in _RULES for change in rule(copy, model)))
 
 
-def _name(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _name(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     if config.name not in ("", model.name):
         yield Change("name", f"'{config.name}' differs from the folder's name", f"name: '{model.name}'")
         config.name = model.name
 
 
-def _filename(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _filename(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     wanted = config.default_model_filename or DEFAULT_MODEL_FILENAME
     if not is_ensemble(config) and len(model.onnx_files) == 1 and wanted not in model.onnx_files:
         found = model.onnx_files[0]
@@ -84,7 +84,7 @@ def _filename(config: ModelConfig, model: Model) -> Iterator[Change]:
         config.default_model_filename = found
 
 
-def _parameters(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _parameters(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     if config.backend == PYTHON_BACKEND:
         return  # its code may read any parameter
     for key in [key for key in config.parameters if key not in PARAMETERS]:
@@ -95,7 +95,7 @@ def _parameters(config: ModelConfig, model: Model) -> Iterator[Change]:
             del config.parameters[key]
 
 
-def _removable(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _removable(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     yield from _without_removable(config, "")
 
 
@@ -110,7 +110,7 @@ def _without_removable(message: Message, path: str) -> Iterator[Change]:
                 yield from _without_removable(item, f"{place}[{index}]." if each.is_repeated else f"{place}.")
 
 
-def _decoupled(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _decoupled(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     is_onnx = config.backend != PYTHON_BACKEND and not is_ensemble(config)
     if config.model_transaction_policy.decoupled and is_onnx:
         remedy = "removed: each request gets one answer, over a stream, too"
@@ -118,7 +118,7 @@ def _decoupled(config: ModelConfig, model: Model) -> Iterator[Change]:
         config.ClearField("model_transaction_policy")
 
 
-def _batch(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _batch(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     """The ONNX file has no batch: shapes are whole."""
     signature = model.signature
     if signature is None or signature.max_batch_size or config.max_batch_size <= 0:
@@ -138,7 +138,7 @@ def _batch(config: ModelConfig, model: Model) -> Iterator[Change]:
                 tensor.ClearField("reshape")
 
 
-def _tensors(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _tensors(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     """Types and dims that the ONNX file has otherwise."""
     signature = model.signature
     if signature is None or is_ensemble(config):
@@ -174,7 +174,7 @@ def _dims(place: str, tensor: ModelInput | ModelOutput, expected: list[int], is_
         tensor.dims[:] = expected
 
 
-def _preferred_sizes(config: ModelConfig, model: Model) -> Iterator[Change]:
+def _preferred_sizes(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     sizes, limit = config.dynamic_batching.preferred_batch_size, config.max_batch_size
     kept = [size for size in sizes if 0 < size <= limit]
     if config.HasField("dynamic_batching") and len(kept) < len(sizes):

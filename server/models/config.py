@@ -352,14 +352,14 @@ MAX_FILENAME_BYTES = 255
 MAX_CONFIG_BYTES = 256_000  # serialised; it travels to the front end in one message
 
 
-class Qos(msgspec.Struct, frozen=True):
+class QosConfig(msgspec.Struct, frozen=True):
     """A latency target: absolute, as a multiple of the model's isolated latency, or (neither) none."""
 
     milliseconds: float | None = None
     multiple: float | None = None
 
 
-def parse_qos(text: str) -> Qos:
+def parse_qos(text: str) -> QosConfig:
     """Read the parameter `qos_ms`: "15" (milliseconds), "3x" (times the isolated latency). Raises ConfigError."""
     number = text.strip()
     is_multiple = number.endswith("x")
@@ -369,13 +369,13 @@ def parse_qos(text: str) -> Qos:
         value = math.nan
     if not 0 < value <= MAX_QOS:
         raise ConfigError(f'parameter {QOS_PARAMETER}: expected milliseconds ("15") or a multiple ("3x"), got "{text}"')
-    return Qos(multiple=value) if is_multiple else Qos(milliseconds=value)
+    return QosConfig(multiple=value) if is_multiple else QosConfig(milliseconds=value)
 
 
-def qos_of(config: ModelConfig) -> Qos:
+def qos_of(config: ModelConfig) -> QosConfig:
     """Return the model's latency target. Raises ConfigError."""
     if QOS_PARAMETER not in config.parameters:
-        return Qos()
+        return QosConfig()
     return parse_qos(config.parameters[QOS_PARAMETER].string_value)
 
 

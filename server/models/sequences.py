@@ -42,7 +42,7 @@ class ControlKind(IntEnum):
         return f"CONTROL_SEQUENCE_{self.name}"
 
 
-class Control(msgspec.Struct, frozen=True):
+class SequenceControl(msgspec.Struct, frozen=True):
     """An input that the server fills in. `no` and `yes` are its contents; empty for CORRID, which has the id."""
 
     name: str
@@ -52,7 +52,7 @@ class Control(msgspec.Struct, frozen=True):
     yes: bytes = b""
 
 
-class State(msgspec.Struct, frozen=True):
+class ImplicitState(msgspec.Struct, frozen=True):
     """An output that is an input of the sequence's next request.
 
     `dims` are without the batch dimension, -1 is any size; `initial_dims` are those that a sequence begins with.
@@ -77,8 +77,8 @@ class SequenceSettings(msgspec.Struct, frozen=True):
 
     slots: int
     idle_us: int
-    controls: tuple[Control, ...]
-    states: tuple[State, ...]
+    controls: tuple[SequenceControl, ...]
+    states: tuple[ImplicitState, ...]
 
     @classmethod
     def of(cls, config: ModelConfig) -> "SequenceSettings | None":
@@ -150,7 +150,7 @@ def _check_strategy(batching: ModelSequenceBatching, max_batch_size: int) -> Non
             )
 
 
-def _controls(batching: ModelSequenceBatching) -> Iterator[Control]:
+def _controls(batching: ModelSequenceBatching) -> Iterator[SequenceControl]:
     seen: set[ControlKind] = set()
     for given in batching.control_input:
         name = shortened(given.name)
@@ -167,7 +167,7 @@ def _controls(batching: ModelSequenceBatching) -> Iterator[Control]:
         yield control
 
 
-def _control(name: str, given: ModelSequenceBatching.Control) -> Control:
+def _control(name: str, given: ModelSequenceBatching.Control) -> SequenceControl:
     where = f"sequence_batching: control input '{shortened(name)}'"
     kind = ControlKind(given.kind)
     possible: tuple[tuple[str, str, str, tuple[float, ...]], ...] = (
@@ -182,16 +182,16 @@ def _control(name: str, given: ModelSequenceBatching.Control) -> Control:
             raise ConfigError(f"{where}: {choices[0][0]} is not for {kind.text}")
         if datatype not in CORRID_TYPES:
             raise ConfigError(f"{where}: data_type is TYPE_{datatype}, expected UINT64, INT64, UINT32, INT32 or STRING")
-        return Control(name, kind, datatype)
+        return SequenceControl(name, kind, datatype)
     if len(choices) != 1:
         raise ConfigError(f"{where}: expected one of int32_false_true, fp32_false_true and bool_false_true")
     field, datatype, form, values = choices[0]
     if len(values) != 2:
         raise ConfigError(f"{where}: {field} has {len(values)} values, expected 2")
-    return Control(name, kind, datatype, struct.pack(form, values[0]), struct.pack(form, values[1]))
+    return SequenceControl(name, kind, datatype, struct.pack(form, values[0]), struct.pack(form, values[1]))
 
 
-def _state(given: ModelSequenceBatching.State) -> State:
+def _state(given: ModelSequenceBatching.State) -> ImplicitState:
     where = f"sequence_batching: state '{shortened(given.input_name)}'"
     if not given.input_name or not given.output_name or "\0" in given.input_name + given.output_name:
         raise ConfigError(f"{where}: expected input_name and output_name")
@@ -206,7 +206,7 @@ def _state(given: ModelSequenceBatching.State) -> State:
     for initial in given.initial_state:
         initial_dims, data_file = _initial(initial, dims, given.data_type, where)
     name = datatype_name(given.data_type)
-    return State(given.input_name, given.output_name, name, dims, initial_dims, data_file)
+    return ImplicitState(given.input_name, given.output_name, name, dims, initial_dims, data_file)
 
 
 def _initial(
@@ -352,7 +352,7 @@ def initial_state_files(folder: Path, config: ModelConfig) -> dict[str, str]:
     return files
 
 
-def _contents(state: State, file: str | None) -> bytes | None:
+def _contents(state: ImplicitState, file: str | None) -> bytes | None:
     """Return what a state begins with; None if its file cannot be used any more."""
     if file is not None:
         try:
@@ -363,7 +363,7 @@ def _contents(state: State, file: str | None) -> bytes | None:
     return bytes(state.initial_elements * item_bytes) if item_bytes else join_strings([b""] * state.initial_elements)
 
 
-def _read(state: State, path: Path) -> bytes:
+def _read(state: ImplicitState, path: Path) -> bytes:
     """Return the contents in a file, which may be longer than the state, as in Triton. Raises OSError or ValueError."""
     require_regular(path)
     if path.stat().st_size > MAX_STATE_BYTES:
@@ -387,7 +387,7 @@ def _find(specs: Mapping[str, TensorSpec], name: str, datatype: str, where: str)
     return spec
 
 
-def _check_dims(state: State, spec: TensorSpec, batch: bool, where: str) -> None:
+def _check_dims(state: ImplicitState, spec: TensorSpec, batch: bool, where: str) -> None:
     shape = spec.shape[batch:]
     if not (fits(state.dims, shape) or (not spec.shape and set(state.dims) == {1})):
         raise ConfigError(
@@ -474,7 +474,7 @@ def _flag(request: pb.ModelInferRequest, name: str) -> bool:
     return request.parameters[name].bool_param
 
 
-def _check_corrid(identity: int | str, control: Control, model: str) -> None:
+def _check_corrid(identity: int | str, control: SequenceControl, model: str) -> None:
     """Two sequences shall not look the same to the model, so an id is never cut off."""
     if control.datatype == "BYTES":
         return

@@ -33,7 +33,7 @@ from gangway.server.models.config import is_batching_off, is_ensemble
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.data_plane import Layout
+from gangway.server.requests.data_plane import RequestLayout
 from gangway.server.statistics import Statistics
 from gangway.server.threads import RefCount
 
@@ -53,7 +53,7 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledSizes:
     """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
 
     `made` returns its layout and outputs, which are made when they are used first: there may be many sizes. `max_rows`:
@@ -62,20 +62,20 @@ class Compiled:
     """
 
     model_id: int
-    made: Callable[[], tuple[Layout, tuple[TensorSpec, ...]]]
+    made: Callable[[], tuple[RequestLayout, tuple[TensorSpec, ...]]]
     max_rows: int
     qos_us: float | None = None
     tail: bool = False
     variant: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, message: ModelReady) -> "Compiled":
+    def whole(cls, message: ModelReady) -> "CompiledSizes":
         """Return the whole of a model."""
-        layout = Layout.of(message.model_id, message.inputs, message.outputs)
+        layout = RequestLayout.of(message.model_id, message.inputs, message.outputs)
         return cls(message.model_id, lambda: (layout, message.outputs), message.max_rows, tail=message.tail)
 
     @classmethod
-    def parts(cls, message: VariantReady, batched: bool) -> "dict[tuple[int, ...], Compiled]":
+    def parts(cls, message: VariantReady, batched: bool) -> "dict[tuple[int, ...], CompiledSizes]":
         """Return a variant, by each of the sizes for which it is compiled."""
         common = message.max_rows, message.qos_us, message.tail, message.sizes
         own = VariantSizes(message.sizes, _shapes(message.inputs), _shapes(message.outputs))
@@ -85,11 +85,11 @@ class Compiled:
         }
 
     @cached_property
-    def _made(self) -> tuple[Layout, tuple[TensorSpec, ...]]:
+    def _made(self) -> tuple[RequestLayout, tuple[TensorSpec, ...]]:
         return self.made()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RequestLayout:
         """How large inputs and outputs are."""
         return self._made[0]
 
@@ -105,13 +105,13 @@ def _shapes(specs: Iterable[TensorSpec]) -> tuple[tuple[int, ...], ...]:
 
 def _sized(
     message: VariantReady, number: int, instance: VariantSizes, batched: bool
-) -> tuple[Layout, tuple[TensorSpec, ...]]:
+) -> tuple[RequestLayout, tuple[TensorSpec, ...]]:
     """Return layout and outputs of a variant for one of its sizes."""
     if not message.instances:
-        return Layout.of(message.model_id, message.inputs, message.outputs), message.outputs
+        return RequestLayout.of(message.model_id, message.inputs, message.outputs), message.outputs
     inputs = _with_shapes(message.inputs, instance.inputs, batched)
     outputs = _with_shapes(message.outputs, instance.outputs, batched)
-    return Layout.of(message.model_id, inputs, outputs, number << SHIFT), outputs
+    return RequestLayout.of(message.model_id, inputs, outputs, number << SHIFT), outputs
 
 
 def _with_shapes(
@@ -145,7 +145,7 @@ class ServedModel:
     max_batch_size: int
     max_rows: int
     symbols: tuple[str, ...] = ()
-    compiled: Mapping[tuple[int, ...], Compiled] = field(default_factory=dict)
+    compiled: Mapping[tuple[int, ...], CompiledSizes] = field(default_factory=dict)
     qos_us: float | None = None
     load_seconds: float = 0.0
     weights_bytes: int = 0
@@ -184,7 +184,7 @@ class ServedModel:
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
             symbols=message.symbols,
-            compiled={} if whole else {(): Compiled.whole(message)},
+            compiled={} if whole else {(): CompiledSizes.whole(message)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
             weights_bytes=message.weights_bytes,
@@ -233,7 +233,7 @@ class ServedModel:
         """Return the least size of a symbolic first dimension: without max_batch_size it is a size like others."""
         return int(self.max_batch_size > 0 or (self.batched and self.sequence is not None))
 
-    def compiled_for(self, shapes: Shapes) -> Compiled | None:
+    def compiled_for(self, shapes: Shapes) -> CompiledSizes | None:
         """Return what computes a request of these shapes; None: onnxruntime does."""
         compiled = self.compiled.get(self.key_of(shapes.sizes))
         if compiled is None or not self.symbols:
@@ -383,7 +383,7 @@ class Models:
             return self
         compiled = {sizes: part for sizes, part in model.compiled.items() if part.variant != message.sizes}
         if isinstance(message, VariantReady):
-            compiled |= Compiled.parts(message, model.batched)
+            compiled |= CompiledSizes.parts(message, model.batched)
         return replace(self, entries={**self.entries, key: replace(model, compiled=compiled)})
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, Self
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
-from gangway.executor.frames import Frame, Part, header_of, join_strings, needed_bytes, plan_frame, read_frame
+from gangway.executor.frames import Frame, FramePart, header_of, join_strings, needed_bytes, plan_frame, read_frame
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -17,7 +17,7 @@ from gangway.server.errors import RequestError, invalid
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.contents import REQUEST_ID, length_prefix
-from gangway.server.requests.data_plane import ExternalTensors, Layout, Submission
+from gangway.server.requests.data_plane import ExternalTensors, RequestLayout, Submission
 from gangway.server.requests.regions import (
     NO_REGIONS,
     OFFSET,
@@ -231,7 +231,7 @@ class AnswerSize:
     size_bytes: int
 
 
-FramedAnswer = tuple[bytes, int, Sequence[Part], ResponseTemplate]
+FramedAnswer = tuple[bytes, int, Sequence[FramePart], ResponseTemplate]
 
 
 @dataclass
@@ -242,12 +242,12 @@ class Memo:
     it, and the response. Each is replaced as a whole.
     """
 
-    layout: tuple[Layout, bytes] | None = None
+    layout: tuple[RequestLayout, bytes] | None = None
     answer: FramedAnswer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Responses:
+class ResponseForm:
     """The responses of a model to equal requests: which outputs they have, where these go, and which are classified."""
 
     model: ServedModel
@@ -311,7 +311,7 @@ class Responses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Codec(Responses):
+class Codec(ResponseForm):
     """How the tensors of equal requests travel: into shared memory, and out of it into the response. For any threads.
 
     Each input of a compiled model has a place of its own, and so has each output, unless the model has a tail. What has
@@ -320,7 +320,7 @@ class Codec(Responses):
 
     inputs: tuple[Tensor, ...]  # in the request's order, and behind them those that clients do not send
     shapes: tuple[Shape, ...]  # of these, as the model has them
-    memory: Layout | None = None  # the compiled model's; None: the inputs are in a frame
+    memory: RequestLayout | None = None  # the compiled model's; None: the inputs are in a frame
     answer_size: AnswerSize | None = None  # of the frame of the outputs; None: each has a place
     response: ResponseTemplate | None = None  # if it is known before
     is_empty: bool = False  # no rows: one of zeros is computed, so it waits and counts like others
@@ -375,11 +375,11 @@ class Codec(Responses):
 
     # -- into shared memory
 
-    def layout(self, contents: Contents) -> Layout:
+    def layout(self, contents: Contents) -> RequestLayout:
         """Return what memory a request with these contents needs, which are in the request's order."""
         return self.layout_of([len(content) for content in contents])
 
-    def layout_of(self, sizes: Sequence[int]) -> Layout:
+    def layout_of(self, sizes: Sequence[int]) -> RequestLayout:
         """Return the same for contents of so many bytes."""
         if self.answer_size is None:
             assert self.memory is not None, "inputs in a frame have answers in one"
@@ -392,7 +392,7 @@ class Codec(Responses):
             tensors[place] = (shape, size_bytes)
         return self._remembered(self.answer_size.size_bytes, tensors, self.model.joins)
 
-    def _remembered(self, answer_bytes: int, tensors: Sequence[tuple[Shape, int]] | None, joins: bool) -> Layout:
+    def _remembered(self, answer_bytes: int, tensors: Sequence[tuple[Shape, int]] | None, joins: bool) -> RequestLayout:
         """Return the layout for inputs of these (shape, bytes of contents); None: they have places of their own."""
         if self.memo.layout is not None:
             known, _ = self.memo.layout
@@ -404,7 +404,9 @@ class Codec(Responses):
             layout = replace(self.memory, output_bytes=(), answer_bytes=answer_bytes)
         else:
             assert tensors is not None, "of a frame"
-            layout = Layout(self.model.model_id, (), (), plan_frame(tensors), answer_bytes, joins, self.model.ragged)
+            layout = RequestLayout(
+                self.model.model_id, (), (), plan_frame(tensors), answer_bytes, joins, self.model.ragged
+            )
         self.memo.layout = layout, header_of(layout.frame) if layout.frame is not None else b""
         return layout
 
@@ -449,7 +451,7 @@ class Codec(Responses):
 
     # -- out of it
 
-    def parts_in(self, view: memoryview) -> Sequence[Part] | None:
+    def parts_in(self, view: memoryview) -> Sequence[FramePart] | None:
         """Return where the outputs lie in the block of the answer; None if there was too little room.
 
         The next attempt will have it. Raises RequestError if that would be too much to be sent.

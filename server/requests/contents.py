@@ -146,7 +146,7 @@ class RequestHead(NamedTuple):
         return cls(header + begin[kept:position], request_id, position)
 
 
-class Form(NamedTuple):
+class MessageForm(NamedTuple):
     """Where messages that `split_request` takes apart alike have id and raw tensors, and between them what is fixed.
 
     Messages of one length whose fixed parts are equal have equal headers, and tensors of equal sizes.
@@ -157,7 +157,7 @@ class Form(NamedTuple):
     raws: tuple[slice, ...]
 
     @classmethod
-    def of(cls, message: bytes) -> "Form":
+    def of(cls, message: bytes) -> "MessageForm":
         """Return the form of a message. Raises MalformedRequestError."""
         cuts = _cuts_in(message)
         between = zip([0, *(cut.end for cut in cuts)], [*(cut.content for cut in cuts), len(message)], strict=True)

@@ -245,7 +245,7 @@ NO_EXTERNAL: Final = ExternalTensors()
 
 
 @dataclass(eq=False)
-class Block:
+class TensorBlock:
     """Memory of the io segment that several requests use, one after the other or together.
 
     It is freed when nobody holds it any more: its makers, and requests until the executor has let go of them. `holders`
@@ -256,11 +256,11 @@ class Block:
     size_bytes: int
     holders: int = 1  # its maker
 
-    def places(self, sizes_bytes: Sequence[int]) -> list["Place"]:
+    def places(self, sizes_bytes: Sequence[int]) -> list["TensorPlace"]:
         """Return places for tensors of these sizes, one after the other; the block has their `total_bytes`."""
         places, position = [], self.offset
         for size_bytes in sizes_bytes:
-            places.append(Place(self, position, size_bytes))
+            places.append(TensorPlace(self, position, size_bytes))
             position += _align(size_bytes, ALIGNMENT_BYTES)
         return places
 
@@ -270,10 +270,10 @@ def total_bytes(sizes_bytes: Sequence[int]) -> int:
     return sum(_align(size_bytes, ALIGNMENT_BYTES) for size_bytes in sizes_bytes)
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor lies in a block: from this offset of the segment on, a multiple of 64."""
 
-    block: Block
+    block: TensorBlock
     offset: int
     size_bytes: int
 
@@ -281,12 +281,14 @@ class Place(NamedTuple):
 class HeldTensors(ExternalTensors):
     """Tensors in blocks, by their place in the model: what others have written or shall read."""
 
-    def __init__(self, plane: "DataPlane", inputs: Mapping[int, Place], outputs: Mapping[int, Place]) -> None:
+    def __init__(
+        self, plane: "DataPlane", inputs: Mapping[int, TensorPlace], outputs: Mapping[int, TensorPlace]
+    ) -> None:
         self.inputs = {index: place.offset for index, place in inputs.items()}
         self.outputs = {index: place.offset for index, place in outputs.items()}
         self._plane = plane
         self._inputs, self._outputs = inputs, outputs
-        self._held: list[Block] = []
+        self._held: list[TensorBlock] = []
 
     def hold(self, inputs: list[memoryview], outputs: list[memoryview]) -> None:
         """Show them, and hold their blocks."""
@@ -303,7 +305,7 @@ class HeldTensors(ExternalTensors):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RequestLayout:
     """What the data plane must know of a request: its model's number, and how large inputs and outputs are.
 
     Tensors of compiled models have places of their own: `input_bytes` and `output_bytes` are those of a row. All others
@@ -322,7 +324,9 @@ class Layout:
     instance_key: int = 0
 
     @classmethod
-    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], key: int = 0) -> "Layout":
+    def of(
+        cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], key: int = 0
+    ) -> "RequestLayout":
         """Return the layout of a compiled model with this signature."""
         given, made = (tuple([spec.row_bytes for spec in side]) for side in (inputs, outputs))
         return cls(model_id, given, made, instance_key=key)
@@ -351,10 +355,10 @@ class Layout:
         return [self.answer_bytes] if self.answer_bytes else [rows * size for size in self.output_bytes]
 
     @cached_property
-    def _placements(self) -> dict[object, "Placement"]:
+    def _placements(self) -> dict[object, "BlockPlacement"]:
         return {}
 
-    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
+    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "BlockPlacement":
         """Return where the tensors of a request with `rows` rows lie within one block, but for those external."""
         key = rows if external is NO_EXTERNAL else (rows, tuple(external.inputs), tuple(external.outputs))
         placement = self._placements.get(key)
@@ -362,13 +366,13 @@ class Layout:
             placement = self._placements[key] = self._placement(rows, external)
         return placement
 
-    def _placement(self, rows: int, external: ExternalTensors) -> "Placement":
+    def _placement(self, rows: int, external: ExternalTensors) -> "BlockPlacement":
         frame_bytes, outputs = self.frame_bytes[0], self.output_sizes(rows)
         inputs = [frame_bytes] if frame_bytes else [rows * size for size in self.input_bytes]
         for sizes, places in ((inputs, external.inputs), (outputs, external.outputs)):
             for index in places:
                 sizes[index] = 0
-        return Placement.of(inputs, outputs)
+        return BlockPlacement.of(inputs, outputs)
 
 
 @lru_cache(maxsize=1024)
@@ -388,7 +392,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class BlockPlacement:
     """One block holds all tensors of a request: (offset, size) of each, and the block's size.
 
     `places_at`: where it lists the places that the slot has no room for.
@@ -400,7 +404,7 @@ class Placement:
     size_bytes: int
 
     @classmethod
-    def of(cls, inputs: Sequence[int], outputs: Sequence[int]) -> "Placement":
+    def of(cls, inputs: Sequence[int], outputs: Sequence[int]) -> "BlockPlacement":
         """Return the placement of tensors of these sizes."""
         places, position = [], 0
         for size_bytes in (*inputs, *outputs):
@@ -438,11 +442,11 @@ class Submission:
     def __init__(
         self,
         plane: "DataPlane",
-        layout: Layout,
+        layout: RequestLayout,
         rows: int,
         slot: int,
         block: int,
-        placement: "Placement",
+        placement: "BlockPlacement",
         external: ExternalTensors = NO_EXTERNAL,
     ) -> None:
         self._plane = plane
@@ -597,7 +601,7 @@ class DataPlane:
         self._bell = scheduler_bell
         self._aside: list[Submission] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
-        self._placed: dict[tuple[Placement, int], Placed] = {}
+        self._placed: dict[tuple[BlockPlacement, int], Placed] = {}
         self._at_end: AtEnd | None = None
         self._is_woken = False  # for the first request of a turn
         self._others_can_wait: bool | None = None  # None: there are no others
@@ -605,7 +609,7 @@ class DataPlane:
 
     def open(
         self,
-        layout: Layout,
+        layout: RequestLayout,
         rows: int,
         external: ExternalTensors = NO_EXTERNAL,
         most_cold_bytes: int | None = None,
@@ -624,7 +628,7 @@ class DataPlane:
                 raise
             return Submission(self, layout, rows, slot, block, placement, external)
 
-    def warm(self, layout: Layout, rows: int) -> None:
+    def warm(self, layout: RequestLayout, rows: int) -> None:
         """Have the system give the memory for such a request, while others go on. `open` finds it, or says why not.
 
         It takes some milliseconds for each 16 MB.
@@ -644,7 +648,7 @@ class DataPlane:
             with self.lock:
                 self.heap.free(block, keeps=True)
 
-    def placed(self, placement: Placement, block: int) -> Placed:
+    def placed(self, placement: BlockPlacement, block: int) -> Placed:
         """Return where tensors placed so lie in a block."""
         key = placement, block
         placed = self._placed.get(key)
@@ -691,28 +695,28 @@ class DataPlane:
         with self.lock:
             self.heap.give_back_waiting()
 
-    def take(self, size_bytes: int) -> Block:
+    def take(self, size_bytes: int) -> TensorBlock:
         """Return a new block, which the caller holds. Raises PoolExhaustedError, at once."""
         with self.lock:
-            return Block(self.allocate(size_bytes), size_bytes)
+            return TensorBlock(self.allocate(size_bytes), size_bytes)
 
-    def share(self, block: Block) -> None:
+    def share(self, block: TensorBlock) -> None:
         """Add a holder to a block that has one."""
         with self.lock:
             block.holders += 1
 
-    def drop(self, block: Block) -> None:
+    def drop(self, block: TensorBlock) -> None:
         """Hold a block no more."""
         with self.lock:
             self.let_go(block)
 
-    def let_go(self, block: Block) -> None:
+    def let_go(self, block: TensorBlock) -> None:
         """Do the same. The caller holds the lock."""
         block.holders -= 1
         if not block.holders:
             self.heap.free(block.offset)
 
-    def view(self, place: Place) -> memoryview:
+    def view(self, place: TensorPlace) -> memoryview:
         """Return the memory at a place."""
         return self.io.view[place.offset : place.offset + place.size_bytes]
 

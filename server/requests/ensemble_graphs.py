@@ -24,10 +24,10 @@ from gangway.server.models.served import Models, ServedModel
 TensorName: TypeAlias = tuple[str, ...]
 
 
-class Step(msgspec.Struct, frozen=True):
+class EnsembleStep(msgspec.Struct, frozen=True):
     """One model's part. `title` says where it stands, for people. Maps go from the model's names to tensors.
 
-    `ensembles`: the inner ensembles that it belongs to, outermost first, as places in `Graph.inner`.
+    `ensembles`: the inner ensembles that it belongs to, outermost first, as places in `EnsembleGraph.inner`.
     """
 
     title: str
@@ -38,11 +38,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Graph:
+class EnsembleGraph:
     """Steps of the ensemble `model`. `inner`: the ensembles among its steps, and among theirs."""
 
     model: ServedModel
-    steps: tuple[Step, ...]
+    steps: tuple[EnsembleStep, ...]
     inner: tuple[ServedModel, ...] = ()
 
     @cached_property
@@ -51,7 +51,7 @@ class Graph:
         models = [*(step.model for step in self.steps), *self.inner]
         return tuple({model.load: model for model in models}.values())
 
-    def needed(self, outputs: Sequence[str]) -> "Graph":
+    def needed(self, outputs: Sequence[str]) -> "EnsembleGraph":
         """Return the part that computes these outputs of the ensemble."""
         wanted: list[TensorName] = [(name,) for name in outputs]
         kept: set[int] = set()
@@ -62,7 +62,7 @@ class Graph:
                 wanted += self.steps[writer].inputs.values()
         if len(kept) == len(self.steps):
             return self
-        return Graph(self.model, tuple(self.steps[index] for index in sorted(kept)), self.inner)
+        return EnsembleGraph(self.model, tuple(self.steps[index] for index in sorted(kept)), self.inner)
 
     @cached_property
     def readers(self) -> Mapping[TensorName, tuple[int, ...]]:
@@ -142,7 +142,7 @@ class Graph:
         return longest_after([step.model.isolated_us for step in self.steps], self.followers)
 
 
-def compound_numbers(graph: Graph, model_ids: Sequence[int], counts: Iterator[int]) -> deque[int]:
+def compound_numbers(graph: EnsembleGraph, model_ids: Sequence[int], counts: Iterator[int]) -> deque[int]:
     """Return for each step of those that begin together the number of its compound task, 0 if it is of none.
 
     `model_ids`: of the steps, -1 for one that cannot be a member. `counts` has a number for each compound task.
@@ -165,15 +165,15 @@ class Graphs:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._graphs: dict[int, Graph] = {}  # by `load`
+        self._graphs: dict[int, EnsembleGraph] = {}  # by `load`
 
-    def of(self, model: ServedModel) -> Graph:
+    def of(self, model: ServedModel) -> EnsembleGraph:
         """Return the graph of a served ensemble. Raises RequestError if one of its models cannot be used now."""
         graph = self._graphs.get(model.load)
         if graph is None:
             builder = _Builder(self._models, model.name)
             builder.add(model, (), {}, ())
-            graph = Graph(model, tuple(builder.steps), tuple(builder.inner))
+            graph = EnsembleGraph(model, tuple(builder.steps), tuple(builder.inner))
             builder.check_scopes(graph)
             self._graphs[model.load] = graph
         return graph
@@ -183,7 +183,7 @@ class Graphs:
 class _Builder:
     models: Models
     name: str  # of the outermost ensemble
-    steps: list[Step] = field(default_factory=list)
+    steps: list[EnsembleStep] = field(default_factory=list)
     inner: list[ServedModel] = field(default_factory=list)
 
     def add(
@@ -200,14 +200,14 @@ class _Builder:
             outputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in step.output_map.items()}
             self._check_names(member, inputs, outputs, title)
             if not member.is_ensemble:
-                self.steps.append(Step(title, member, inputs, outputs, ensembles))
+                self.steps.append(EnsembleStep(title, member, inputs, outputs, ensembles))
                 self._check(path)
                 continue
             self._check(path)
             self.inner.append(member)
             self.add(member, (*path, str(index)), inputs | outputs, (*ensembles, len(self.inner) - 1))
 
-    def check_scopes(self, graph: Graph) -> None:
+    def check_scopes(self, graph: EnsembleGraph) -> None:
         """Refuse steps that read tensors of different decoupled models; the same holds for the outputs."""
         try:
             _ = graph.scopes

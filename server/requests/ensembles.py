@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from gangway.server.models.served import InputTensor, require_inputs, shapes_of
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import AnswerTensor, Codec, Responses, Shape
-from gangway.server.requests.ensemble_graphs import Graph, Step, TensorName
+from gangway.server.requests.codecs import AnswerTensor, Codec, ResponseForm, Shape
+from gangway.server.requests.ensemble_graphs import EnsembleGraph, EnsembleStep, TensorName
 from gangway.server.requests.python_codec import codecs_of, parameters_text
 from gangway.server.requests.regions import Region
 from gangway.server.requests.remembered import Remembered
@@ -26,7 +26,7 @@ class StepPlan(NamedTuple):
     fallback: Codec | None
 
 
-def step_plan_of(step: Step, inputs: Mapping[str, Kind], about: Mapping[str, Any]) -> StepPlan:
+def step_plan_of(step: EnsembleStep, inputs: Mapping[str, Kind], about: Mapping[str, Any]) -> StepPlan:
     """Check the inputs of a step as those of a client are checked. `about`: as `EnsembleCodec` has it.
 
     Raises RequestError.
@@ -52,14 +52,14 @@ def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleCodec(Responses):
+class EnsembleCodec(ResponseForm):
     """How a request to an ensemble is carried out, and its answer made. Equal requests share it.
 
     `graph` has the steps that the wanted `outputs` need, and no others. `about`: what Python models are told of the
     request (`about_of`), each as if it were its own.
     """
 
-    graph: Graph
+    graph: EnsembleGraph
     shapes: Shapes
     wants_empty_final: bool = False  # the client is told that there is no further response
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from gangway.executor.frames import FrameReader, Part, is_absent, needed_bytes, plan_frame
+from gangway.executor.frames import FramePart, FrameReader, is_absent, needed_bytes, plan_frame
 from gangway.executor.python_program import STATUS_BYTES
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -33,7 +33,7 @@ from gangway.server.requests.codecs import (
     expected_bytes,
     forget_answer,
 )
-from gangway.server.requests.data_plane import Layout, Submission
+from gangway.server.requests.data_plane import RequestLayout, Submission
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 from gangway.server.requests.remembered import Remembered
 
@@ -56,7 +56,7 @@ MAX_LAYOUTS: Final = 64  # are remembered of requests of one form: those with ot
 _NOTHING: Final = ((), 0)
 
 
-class Answer(NamedTuple):
+class PythonAnswer(NamedTuple):
     """What a model has answered in one go."""
 
     outputs: Mapping[str, AnswerTensor]
@@ -91,7 +91,7 @@ class Envelope(NamedTuple):
 PLAIN: Final = Envelope()
 
 
-class Left(NamedTuple):
+class KeptRequest(NamedTuple):
     """A request that an instance has kept: where to ask for its responses.
 
     `pids`: the instance's process and those that it has started, if the execution has begun and waits for something,
@@ -125,7 +125,7 @@ class PythonCodec(Codec):
     instance: int = ANY_INSTANCE  # that executes it
     wants_empty_final: bool = False  # of a decoupled model: the client is told that there is no further response
     _reader: FrameReader = field(init=False, default_factory=FrameReader, compare=False)
-    _layouts: Remembered[tuple[int, ...], tuple[Layout, bytes]] = field(
+    _layouts: Remembered[tuple[int, ...], tuple[RequestLayout, bytes]] = field(
         init=False, default_factory=lambda: Remembered(MAX_LAYOUTS), compare=False
     )
 
@@ -151,7 +151,7 @@ class PythonCodec(Codec):
     def _common_line(self) -> bytes:
         return self._encoded({"request": self._request})
 
-    def resume_contents(self, left: Left, patience_ms: int) -> Contents:
+    def resume_contents(self, left: KeptRequest, patience_ms: int) -> Contents:
         """Return the contents of a request that gives an execution a core until it computes little for so long."""
         return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
 
@@ -175,7 +175,7 @@ class PythonCodec(Codec):
     def _encoded(self, about: Mapping[str, Any]) -> bytes:
         return json.dumps({**about, **self._common}, separators=(",", ":")).encode()
 
-    def layout(self, contents: Contents) -> Layout:
+    def layout(self, contents: Contents) -> RequestLayout:
         """Return the sizes of both frames; of one without inputs if there are no contents but the last."""
         assert self.answer_size is not None, "of a frame"
         sizes = (self.answer_size.size_bytes, *map(len, contents))
@@ -204,7 +204,7 @@ class PythonCodec(Codec):
         self._write_frame(submission, submission.layout.frame, (*places, -1), contents)
         forget_answer(submission)
 
-    def _read(self, view: memoryview) -> tuple[Sequence[Part], Mapping[str, Any]]:
+    def _read(self, view: memoryview) -> tuple[Sequence[FramePart], Mapping[str, Any]]:
         """Return the places of the outputs, with that of the status, and the status."""
         if not 0 < needed_bytes(view) <= len(view):
             raise RequestError(StatusCode.INTERNAL, f"model '{self.model.name}' has written no answer")
@@ -213,7 +213,7 @@ class PythonCodec(Codec):
         text = bytes(view[last.offset : last.offset + last.size_bytes])
         return parts, {} if text == b"{}" else json.loads(text)  # most say nothing
 
-    def read(self, view: memoryview) -> Answer | Left:
+    def read(self, view: memoryview) -> PythonAnswer | KeptRequest:
         """Return what is in the block of an answer, or where it will be.
 
         Raises RequestError for what the model says in place of them.
@@ -222,7 +222,7 @@ class PythonCodec(Codec):
         if "error" in status:
             raise error_of(*status["error"])
         if "left" in status:
-            return Left(*status["left"])
+            return KeptRequest(*status["left"])
         outputs, types = {}, status.get("types", {})
         for name, tensor in self.model.outputs.items():
             part = parts[tensor.index]
@@ -231,7 +231,7 @@ class PythonCodec(Codec):
                 outputs[name] = self._answered(
                     tensor, types.get(name, tensor.datatype), part.shape, content, part.offset
                 )
-        return Answer(outputs, status.get("parameters", {}))
+        return PythonAnswer(outputs, status.get("parameters", {}))
 
     def expect(self, described: Sequence[Described]) -> None:
         """Have room for an answer like this in the block of the next request, unless it is long."""
@@ -271,7 +271,7 @@ class PythonCodec(Codec):
     def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response to a request that the model has answered in one go. Raises RequestError."""
         found = self.read(submission.outputs[0])
-        if isinstance(found, Left):
+        if isinstance(found, KeptRequest):
             unsupported(f"model '{self.model.name}' waits for other models, which only a client's request can have")
         return self.response_of(request_id, found.outputs, regions) + parameters_text(found.parameters)
 

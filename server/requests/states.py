@@ -9,13 +9,13 @@ from gangway.server.models.sequences import SequencePosition, SequenceTensors, S
 from gangway.server.requests.codecs import AnswerSize, Codec, HiddenInput
 from gangway.server.requests.data_plane import (
     NO_EXTERNAL,
-    Block,
     DataPlane,
     ExternalTensors,
     HeldTensors,
-    Layout,
     PoolExhaustedError,
+    RequestLayout,
     Submission,
+    TensorBlock,
     total_bytes,
 )
 from gangway.server.requests.python_codec import PythonCodec, sequenced_python
@@ -51,14 +51,16 @@ class HeldStates:
     data plane frees it when they have left.
     """
 
-    def __init__(self, plane: DataPlane, budget: StateBudget, layout: Layout, states: tuple[StateTensor, ...]) -> None:
+    def __init__(
+        self, plane: DataPlane, budget: StateBudget, layout: RequestLayout, states: tuple[StateTensor, ...]
+    ) -> None:
         """Make it for the layout of a model and its states; `begin` is to follow."""
         self._plane = plane
         self._budget = budget
         self._states = states
         self._sizes = [layout.input_bytes[state.tensor.index] for state in states]
-        self._current: Block | None = None
-        self._other: Block | None = None  # what the next request writes
+        self._current: TensorBlock | None = None
+        self._other: TensorBlock | None = None  # what the next request writes
 
     @property
     def has_begun(self) -> bool:
@@ -103,7 +105,7 @@ class HeldStates:
         self._drop(self._other)
         self._current = self._other = None
 
-    def _hold(self) -> Block:
+    def _hold(self) -> TensorBlock:
         size_bytes = total_bytes(self._sizes)
         try:
             self._budget.take(size_bytes)
@@ -115,7 +117,7 @@ class HeldStates:
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
 
-    def _drop(self, block: Block | None) -> None:
+    def _drop(self, block: TensorBlock | None) -> None:
         if block is not None:
             self._plane.drop(block)
             self._budget.give_back(block.size_bytes)

@@ -20,8 +20,8 @@ from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.codecs import CLASSIFICATION, Classes, Codec, Sinks, integer_of, wanted_classes
 from gangway.server.requests.contents import (
     EMPTY_FINAL_PARAMETER,
-    Form,
     MalformedRequestError,
+    MessageForm,
     check_contents,
     check_sources,
     mixed_contents,
@@ -172,7 +172,7 @@ class RequestPlan:
         return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
-_NO_FORMS: list[Form] = []
+_NO_FORMS: list[MessageForm] = []
 
 KnownRequest: TypeAlias = tuple[RequestPlan, bytes, list[memoryview]]
 """The plan of a request, its id and its raw tensors, which have the right sizes if it names no region."""
@@ -184,7 +184,7 @@ class RequestPlanner:
     def __init__(self, models: Models) -> None:
         self.models = models
         self._plans: Remembered[tuple[bytes, bool], RequestPlan] = Remembered()
-        self._forms: Remembered[tuple[int, bytes], list[Form]] = Remembered()
+        self._forms: Remembered[tuple[int, bytes], list[MessageForm]] = Remembered()
         self._messages: Remembered[tuple[bytes, ...], RequestPlan] = Remembered()
         self._graphs = Graphs(models)
 
@@ -210,7 +210,7 @@ class RequestPlanner:
 
     def _remember(self, key: tuple[int, bytes], message: bytes, plan: RequestPlan, header_bytes: int) -> None:
         """Remember the plan of a message, unless too many forms have its length."""
-        forms, form = self._forms.known.get(key, []), Form.of(message)
+        forms, form = self._forms.known.get(key, []), MessageForm.of(message)
         if form not in forms:
             if len(forms) == MAX_FORMS:
                 return

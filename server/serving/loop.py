@@ -53,7 +53,7 @@ class Lag:
             self._end_s += LAG_WINDOW_S * (late_s // LAG_WINDOW_S + 1)
 
 
-class Turn:
+class LoopTurn:
     """What the loop is at, from the bytes or answers that have come to all that follows from them.
 
     What is done `at_end` is done once for all of them, such as sending what has been answered, or waking a process.
@@ -96,7 +96,7 @@ class ServingLoop:
         """Make it. Raises NoThreadError."""
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.lag = Lag()
-        self.turn = Turn(self.loop)
+        self.turn = LoopTurn(self.loop)
         self._thread = threading.Thread(target=self.serve, name="loop", daemon=True)
         self._pool = started_pool(THREADS, "aside")
 

@@ -19,7 +19,7 @@ from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.serving.metrics_reading import (
     Labels,
-    Machine,
+    MachineMeter,
     ModelReading,
     Peers,
     Reading,
@@ -33,7 +33,7 @@ from gangway.server.statistics import (
     VERSION_PREFIX,
     CacheFigures,
     ComputePart,
-    Figures,
+    VersionFigures,
 )
 from gangway.server.system import own_version
 
@@ -282,7 +282,7 @@ def gangway_families(reading: Reading) -> Iterator[str]:
 
 def _histograms(models: tuple[ModelReading, ...]) -> Iterator[str]:
     bounds_s = [bound / 1e9 for bound in TIME_BOUNDS_NS]
-    times: tuple[tuple[str, str, Callable[[Figures], tuple[tuple[int, ...], int]]], ...] = (
+    times: tuple[tuple[str, str, Callable[[VersionFigures], tuple[tuple[int, ...], int]]], ...] = (
         (
             "gangway_request_duration_seconds",
             "Time of answered requests from arrival to answer",
@@ -408,5 +408,5 @@ def exposition_of(
     custom: CustomMetricsTable | None,
 ) -> Exposition:
     """Return what writes the metrics of all front ends."""
-    machine = Machine(options.interval_ms / 1000) if options.cpu else None
+    machine = MachineMeter(options.interval_ms / 1000) if options.cpu else None
     return Exposition(Source(models, plane, control, machine, peers), options, custom)

@@ -19,7 +19,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotState, SlotTable
 from gangway.server.models.served import Models, ServedModel, own_statistics
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.statistics import CacheFigures, Figures, Statistics, StatisticsTable
+from gangway.server.statistics import CacheFigures, Statistics, StatisticsTable, VersionFigures
 
 
 class Peers(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class _Ticks(NamedTuple):
     total: int
 
 
-class Machine:
+class MachineMeter:
     """Processor and memory of the whole machine, as Triton's CPU metrics have them, from Linux's /proc.
 
     The utilization is that of an interval of `interval_s` at least. Not safe for threads.
@@ -149,7 +149,7 @@ class ModelReading(msgspec.Struct, frozen=True):
 
     labels: Labels
     model: ServedModel
-    figures: Figures
+    figures: VersionFigures
     waiting: int
     in_flight: int
     account: ModelAccount
@@ -185,7 +185,7 @@ class Source:
         models: Callable[[], Models],
         plane: DataPlane,
         control: ControlSegment,
-        machine: Machine | None,
+        machine: MachineMeter | None,
         peers: Peers = Peers(),  # noqa: B008 - frozen
     ) -> None:
         self._models = models

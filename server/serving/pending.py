@@ -62,7 +62,7 @@ def drive(coroutine: Driven[None]) -> None:
     awaited.when_settled(partial(drive, coroutine))
 
 
-class Submit(Protocol):
+class ThreadSubmit(Protocol):
     """Has a thread call something. Raises NoThreadError."""
 
     def __call__(self, function: Callable[..., object], /, *arguments: Any) -> object:
@@ -76,7 +76,7 @@ class Offload:
     any number); further ones are refused with the words `too_many`.
     """
 
-    def __init__(self, submit: Submit, call: Submit, most: int | None = None, too_many: str = "") -> None:
+    def __init__(self, submit: ThreadSubmit, call: ThreadSubmit, most: int | None = None, too_many: str = "") -> None:
         self._submit = submit
         self._call = call
         self._most = most

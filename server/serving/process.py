@@ -36,13 +36,13 @@ from gangway.server.errors import RequestError
 from gangway.server.messages import (
     Agreed,
     AllKnown,
+    BackgroundJob,
     BindFailed,
     Change,
     Drain,
     FrontEndMessage,
     InitialLoadDone,
     InstanceAttended,
-    Job,
     JobsUnderWay,
     Leave,
     Listening,
@@ -156,7 +156,7 @@ class FrontEnd:
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
         self._answers = ServerMethods(options.general.id)
-        self._jobs: tuple[Job, ...] = ()
+        self._jobs: tuple[BackgroundJob, ...] = ()
         self._watch: Watch | None = None
         if control is not None and options.http.page:
             # A thread reads them. What is answered is counted by the loop alone.

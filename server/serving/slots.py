@@ -14,8 +14,8 @@ from gangway.server.requests.data_plane import (
     NO_EXTERNAL,
     DataPlane,
     ExternalTensors,
-    Layout,
     PoolExhaustedError,
+    RequestLayout,
     Submission,
 )
 from gangway.server.serving.inference.held_instances import HeldInstances
@@ -153,7 +153,7 @@ class Slots:
 
     def open(
         self,
-        layout: Layout,
+        layout: RequestLayout,
         rows: int,
         external: ExternalTensors = NO_EXTERNAL,
         most_cold_bytes: int | None = None,

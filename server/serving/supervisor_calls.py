@@ -54,7 +54,7 @@ from gangway.server.tracing.settings import (
 _log = logging.getLogger(__name__)
 
 
-class Answer(Protocol):
+class SupervisorReply(Protocol):
     """What the supervisor says to a question. `code` is the name of a gRPC status."""
 
     @property
@@ -76,7 +76,7 @@ class Answer(Protocol):
 class _Asked(msgspec.Struct, frozen=True):
     """A question that has not been answered. `held`: what stays until it is."""
 
-    answered: Pending[Answer | None]
+    answered: Pending[SupervisorReply | None]
     timer: asyncio.TimerHandle
     held: object
 
@@ -108,7 +108,7 @@ class SupervisorCalls:
             unavailable(self._refusal)
         if len(self._asked) >= self._most:
             unavailable(self._too_many)
-        number, answered = next(self._numbers), Pending[Answer | None]()
+        number, answered = next(self._numbers), Pending[SupervisorReply | None]()
         self._asked[number] = _Asked(answered, self._loop.call_later(seconds, self._end, number), held)
         if not send(number):
             self._end(number)
@@ -119,7 +119,7 @@ class SupervisorCalls:
         if answer.code != OK:
             raise RequestError(StatusCode[answer.code], answer.message)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: SupervisorReply) -> None:
         """The supervisor has answered."""
         self._end(answer.number, answer)
 
@@ -129,7 +129,7 @@ class SupervisorCalls:
         for number in tuple(self._asked):
             self._end(number)
 
-    def _end(self, number: int, answer: Answer | None = None) -> None:
+    def _end(self, number: int, answer: SupervisorReply | None = None) -> None:
         asked = self._asked.pop(number, None)
         if asked is not None:  # else it was a predecessor's question, or has waited too long
             asked.timer.cancel()

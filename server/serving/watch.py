@@ -16,10 +16,10 @@ import msgspec
 
 from gangway.executor.control import TOLD_S, ControlSegment
 from gangway.executor.leases import LeaseGlance
-from gangway.server.messages import WHOLE_MODEL, Job, ModelUnavailable
+from gangway.server.messages import WHOLE_MODEL, BackgroundJob, ModelUnavailable
 from gangway.server.models.served import Models
 from gangway.server.serving.metrics_reading import ModelReading, Reading, Source, ids_of
-from gangway.server.statistics import TIME_BOUNDS_NS, Figures
+from gangway.server.statistics import TIME_BOUNDS_NS, VersionFigures
 from gangway.server.system import own_version
 
 WINDOW_S: Final = 10.0  # over which rates and percentiles are
@@ -46,7 +46,7 @@ class _Moment(msgspec.Struct, frozen=True):
     """What rates are differences of, by `ServedModel.load`."""
 
     at_s: float
-    figures: Mapping[int, Figures]
+    figures: Mapping[int, VersionFigures]
 
 
 class Watch:
@@ -56,7 +56,7 @@ class Watch:
         self,
         source: Source,
         models: Callable[[], Models],
-        jobs: Callable[[], Sequence[Job]],
+        jobs: Callable[[], Sequence[BackgroundJob]],
         control: ControlSegment,
     ) -> None:
         self._source = source

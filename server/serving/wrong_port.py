@@ -15,7 +15,7 @@ from gangway.server.serving.grpc.call import refusal_headers
 from gangway.server.serving.grpc.http2 import Connections, Headers, Http2Connection
 from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES
 from gangway.server.serving.limits import ConnectionLimit
-from gangway.server.serving.loop import Turn
+from gangway.server.serving.loop import LoopTurn
 
 SECONDS: Final = 30.0  # after which a client is asked to go
 GRPC: Final = b"application/grpc"  # and what may follow it
@@ -28,7 +28,7 @@ class Refusal:
         """`reason`: what clients are told. `limit`: of the port."""
         self._reason = reason
         self._loop = loop
-        self._connections = Connections(loop, Turn(loop), self, limit, KeepaliveOptions(), MAX_METADATA_BYTES)
+        self._connections = Connections(loop, LoopTurn(loop), self, limit, KeepaliveOptions(), MAX_METADATA_BYTES)
 
     def take(self, transport: asyncio.Transport, data: bytes) -> None:
         """Take a connection over, of which `data` has been read."""

@@ -19,7 +19,7 @@ from gangway.artifact.format import (
     Engine,
     Layer,
     Manifest,
-    Space,
+    MemorySpace,
     TargetSpec,
     TensorSpec,
     Version,
@@ -40,7 +40,11 @@ MANIFEST = Manifest(
             name="layer",
             operator="Mul",
             shape="4",
-            arguments=(BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, 64), BufferRef(Space.OUTPUT, 0)),
+            arguments=(
+                BufferRef(MemorySpace.INPUT, 0),
+                BufferRef(MemorySpace.WEIGHTS, 64),
+                BufferRef(MemorySpace.OUTPUT, 0),
+            ),
             versions=(Version("k0", 1, "mul", batch=BatchKernel("b0", 8, 1, "mul of rows")),),
             flops=4,
             bytes=48,
@@ -71,7 +75,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     written = write(tmp_path / KEY)
     assert read_manifest(tmp_path / KEY) == verify(tmp_path / KEY) == written
     assert replace(written, files={}) == MANIFEST
-    assert isinstance(written.layers[0].arguments[0].space, Space)
+    assert isinstance(written.layers[0].arguments[0].space, MemorySpace)
     assert written.files["weights.bin"].size_bytes == 192
     assert (tmp_path / KEY / "weights.bin").read_bytes()[:128] == bytes(range(100)) + bytes(28)
     assert [path.name for path in tmp_path.iterdir()] == [KEY]
@@ -80,7 +84,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_weights_are_never_empty(tmp_path: Path) -> None:
     with ArtifactWriter(tmp_path / KEY) as writer:
         writer.kernels_path.write_bytes(b"k")
-        layer = replace(MANIFEST.layers[0], arguments=(BufferRef(Space.INPUT, 0), BufferRef(Space.OUTPUT, 0)))
+        layer = replace(
+            MANIFEST.layers[0], arguments=(BufferRef(MemorySpace.INPUT, 0), BufferRef(MemorySpace.OUTPUT, 0))
+        )
         writer.commit(replace(MANIFEST, layers=(layer,)))
     assert (tmp_path / KEY / "weights.bin").stat().st_size == 64
 
@@ -166,7 +172,7 @@ def test_an_output_that_no_layer_writes_is_refused(tmp_path: Path) -> None:
     write(tmp_path / KEY)
     layers = json.loads((tmp_path / KEY / "manifest.json").read_text())["layers"]
     for layer in layers:
-        layer["arguments"] = [item for item in layer["arguments"] if item["space"] != Space.OUTPUT]
+        layer["arguments"] = [item for item in layer["arguments"] if item["space"] != MemorySpace.OUTPUT]
     change(tmp_path / KEY, layers=layers)
     with pytest.raises(ArtifactError, match="no layer writes output 'y'"):
         read_manifest(tmp_path / KEY)
@@ -417,7 +423,7 @@ def test_other_kernels_come_with_the_same_islands(tmp_path: Path) -> None:
         {"versions": MANIFEST.layers[0].versions},
         {"versions": ISLAND.versions * 2},
         {"checks": ("odd",)},
-        {"arguments": (BufferRef(Space.WEIGHTS, 0),) * 33},
+        {"arguments": (BufferRef(MemorySpace.WEIGHTS, 0),) * 33},
     ],
 )
 def test_a_wrong_island_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from gangway.artifact.profile import (
     InterferencePoint,
     LayerProfile,
-    Machine,
     Profile,
+    ProfiledMachine,
     ProfileError,
     better_of,
     keep_better,
@@ -20,7 +20,7 @@ from gangway.artifact.profile import (
     write_profile,
 )
 
-MACHINE = Machine(machine_id("some CPU", 2, "avx2"), "some CPU", 2, "avx2", 1e5, 2e4)
+MACHINE = ProfiledMachine(machine_id("some CPU", 2, "avx2"), "some CPU", 2, "avx2", 1e5, 2e4)
 LAYER = LayerProfile("conv", (((10.0, 20.0), (5.5, 10.5)),), 1.0, 8.0, (0.5,), ((0.1,),))
 PROFILE = Profile(
     key="ab" * 32,

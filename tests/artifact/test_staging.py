@@ -7,7 +7,7 @@ from gangway.artifact.format import (
     BufferRef,
     Layer,
     Manifest,
-    Space,
+    MemorySpace,
     TargetSpec,
     TensorSpec,
     Version,
@@ -25,7 +25,7 @@ def tensors(*sizes: int) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(f"t{size}", "INT8", (-1, size), size) for size in sizes)
 
 
-WEIGHTS, ARENA = BufferRef(Space.WEIGHTS, 0), BufferRef(Space.ARENA, 0)
+WEIGHTS, ARENA = BufferRef(MemorySpace.WEIGHTS, 0), BufferRef(MemorySpace.ARENA, 0)
 MANIFEST = Manifest(
     key="ab" * 32,
     model_name="test",
@@ -33,10 +33,10 @@ MANIFEST = Manifest(
     inputs=tensors(100, 200, 300),
     outputs=tensors(10, 20),
     layers=(
-        layer(BufferRef(Space.INPUT, 0, 0), WEIGHTS, ARENA, batch=False),
-        layer(BufferRef(Space.INPUT, 8, 2), WEIGHTS, ARENA, batch=True),
-        layer(BufferRef(Space.INPUT, 0, 1), ARENA, BufferRef(Space.OUTPUT, 4, 0), batch=True),
-        layer(BufferRef(Space.INPUT, 0, 1), ARENA, BufferRef(Space.OUTPUT, 0, 1), batch=False),
+        layer(BufferRef(MemorySpace.INPUT, 0, 0), WEIGHTS, ARENA, batch=False),
+        layer(BufferRef(MemorySpace.INPUT, 8, 2), WEIGHTS, ARENA, batch=True),
+        layer(BufferRef(MemorySpace.INPUT, 0, 1), ARENA, BufferRef(MemorySpace.OUTPUT, 4, 0), batch=True),
+        layer(BufferRef(MemorySpace.INPUT, 0, 1), ARENA, BufferRef(MemorySpace.OUTPUT, 0, 1), batch=False),
     ),
     arena_bytes=128,
     target=TargetSpec("baseline", "x86-64", 4, ()),
@@ -52,7 +52,7 @@ def test_what_batch_kernels_use_is_staged_behind_the_arena() -> None:
 
 
 def test_nothing_is_staged_without_batch_kernels_or_batches() -> None:
-    plain = replace(MANIFEST, layers=(layer(BufferRef(Space.INPUT, 0, 0), ARENA, batch=False),))
+    plain = replace(MANIFEST, layers=(layer(BufferRef(MemorySpace.INPUT, 0, 0), ARENA, batch=False),))
     for manifest in (plain, replace(MANIFEST, batched=False)):
         staging = plan_staging(manifest)
         assert (staging.inputs, staging.outputs, staging_bytes(manifest)) == ({}, {}, 0)

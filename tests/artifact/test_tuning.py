@@ -11,9 +11,9 @@ import pytest
 
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.tuning import (
-    Candidate,
+    CandidateTime,
     Finalist,
-    Sample,
+    KnobCandidate,
     TunedKernel,
     Tuning,
     TuningError,
@@ -24,13 +24,13 @@ from gangway.artifact.tuning import (
     write_tuning,
 )
 
-SMALL, LARGE = (Candidate(f"bands={n}", f"conv {n}", 4, 1000 * n, 64 // n) for n in (1, 2))
+SMALL, LARGE = (KnobCandidate(f"bands={n}", f"conv {n}", 4, 1000 * n, 64 // n) for n in (1, 2))
 KERNEL = TunedKernel(
     name="64 -> 64",
     operator="Conv",
     uses=2,
     qos_us=30.0,
-    samples=(Sample(SMALL, 9.0), Sample(LARGE, 8.0)),
+    samples=(CandidateTime(SMALL, 9.0), CandidateTime(LARGE, 8.0)),
     finalists=(Finalist(0, 9.0, ((9.0, 10.0),), ((9.0, 5.0),)), Finalist(1, 8.0, ((8.0, 12.0),), ((8.0, 5.0),))),
     versions=(LARGE, SMALL),
 )

@@ -20,7 +20,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, ServerConnection
 from gangway.clients.errors import UnreachableError
 from gangway.clients.inputs import infer_request, random_tensors
 from gangway.clients.open_loop import CLIENTS, drive, run_open_loop
@@ -84,7 +84,7 @@ def evenly(count: int, gap_ms: float, models: int = 1) -> Arrivals:
 
 def test_a_real_server_answers_all_and_latency_is_counted_from_the_schedule(gangway_server: LiveServer, client: str):
     names = ("mlp", "simple", "mobilenetv2")
-    with Connection(gangway_server.url, 10) as connection:
+    with ServerConnection(gangway_server.url, 10) as connection:
         requests = {}
         for name in names:
             inputs = connection.model_metadata(name).inputs
@@ -106,7 +106,7 @@ def test_a_real_server_answers_all_and_latency_is_counted_from_the_schedule(gang
 
 
 def test_a_real_servers_refusals_are_counted_by_status(gangway_server: LiveServer, client: str):
-    with Connection(gangway_server.url, 10) as connection:
+    with ServerConnection(gangway_server.url, 10) as connection:
         inputs = connection.model_metadata("mlp").inputs
     values = {tensor.name: (tensor.datatype, random_tensors(inputs, 1, 0)[tensor.name]) for tensor in inputs}
     requests = {

@@ -19,10 +19,10 @@ from onnx.reference import ReferenceEvaluator
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
-from gangway.artifact.format import Manifest, Space, TensorSpec
+from gangway.artifact.format import Manifest, MemorySpace, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import KERNELS_FOLDER
-from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.pipeline import CompileResult, compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import read_frame
 from gangway.executor.island import Island, Tail
@@ -76,10 +76,10 @@ class Runner:
         for region, spec in zip(ins, self.manifest.inputs, strict=True):
             region.bytes[:] = np.frombuffer(np.ascontiguousarray(inputs[spec.name]).tobytes(), np.uint8)
         bases = {
-            Space.WEIGHTS: [self._weights.ctypes.data],
-            Space.ARENA: [self._arena.address],
-            Space.INPUT: [region.address for region in ins],
-            Space.OUTPUT: [region.address for region in outs],
+            MemorySpace.WEIGHTS: [self._weights.ctypes.data],
+            MemorySpace.ARENA: [self._arena.address],
+            MemorySpace.INPUT: [region.address for region in ins],
+            MemorySpace.OUTPUT: [region.address for region in outs],
         }
         for layer in self.manifest.layers:
             places = [bases[a.space][a.index] + a.offset_bytes for a in layer.arguments]
@@ -170,7 +170,7 @@ class Network:
 
 def compile_into(
     folder: Path, path: Path, target: str | None = None, dimensions: dict[str, int] | None = None
-) -> Compiled:
+) -> CompileResult:
     """Compile an ONNX file into the cache of a folder."""
     cache = Cache(folder / "cache")
     return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
@@ -183,7 +183,7 @@ def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def compile_file(tmp_path: Path, kernels: Path) -> Callable[..., Compiled]:
+def compile_file(tmp_path: Path, kernels: Path) -> Callable[..., CompileResult]:
     """Return the function that compiles an ONNX file into this test's own cache, in which only kernels are shared."""
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o755)
@@ -198,7 +198,7 @@ def _poison(value: Array) -> Array:
 
 
 @pytest.fixture
-def check(tmp_path: Path, compile_file: Callable[..., Compiled]) -> Callable[..., list[str]]:
+def check(tmp_path: Path, compile_file: Callable[..., CompileResult]) -> Callable[..., list[str]]:
     """Return the function that compares a network, compiled, with onnxruntime; it returns the layers' operators."""
 
     def check(network: Network, target: str | None = None) -> list[str]:

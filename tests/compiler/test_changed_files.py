@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.compiler.errors import UnreadableModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.progress import COMPARISON_PHASE
@@ -19,9 +19,9 @@ INPUTS: dict[str, list[int | str]] = {"x": ["N", "T", 6]}
 NODES = [helper.make_node("MatMul", ["x", "w"], ["y"])]
 
 
-@pytest.mark.parametrize("span", [Span("T", 1, 4), None])
+@pytest.mark.parametrize("span", [SizeSpan("T", 1, 4), None])
 @pytest.mark.parametrize("phase", ["kernels", COMPARISON_PHASE])
-def test_a_file_that_changes_is_not_kept(network: Any, tmp_path: Path, span: Span | None, phase: str) -> None:
+def test_a_file_that_changes_is_not_kept(network: Any, tmp_path: Path, span: SizeSpan | None, phase: str) -> None:
     path, other = (
         network(NODES, INPUTS, {"y": None}, {"w": numbers(6, 6, seed=seed)}).save(tmp_path / f"{seed}.onnx")
         for seed in (0, 1)

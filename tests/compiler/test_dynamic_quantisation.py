@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from gangway.artifact.format import Engine
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.place.int8 import NO_INTEGERS
 from gangway.compiler.target import detect
 from testing.exact_integers import exact_session
@@ -120,7 +120,7 @@ def reference(path: Path, x: Array) -> Array:
 
 
 @pytest.fixture
-def answers(compile_file: Callable[..., Compiled], load_artifact: Any) -> Answers:
+def answers(compile_file: Callable[..., CompileResult], load_artifact: Any) -> Answers:
     """Return the function that compiles a file and gives its answer, and what its kernels are."""
 
     def answers(path: Path, x: Array, target: str | None = None) -> tuple[Array, list[str]]:
@@ -204,7 +204,7 @@ def test_numbers_without_a_range(numbers: float, answers: Answers, tmp_path: Pat
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_numbers_are_the_same_without_such_instructions(
-    name: str, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+    name: str, compile_file: Callable[..., CompileResult], load_artifact: Any, tmp_path: Path
 ) -> None:
     path = quantised(name, QuantType.QUInt8, tmp_path)
     _, _, shape = NETWORKS[name]()

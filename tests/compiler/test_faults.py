@@ -20,7 +20,7 @@ from gangway.artifact.onnx_session import open_session
 from gangway.artifact.reader import read_manifest, verify
 from gangway.compiler import fallback
 from gangway.compiler.errors import CompilerFaultError, UnsupportedModelError
-from gangway.compiler.fallback import Trials, read_signature
+from gangway.compiler.fallback import SessionTrials, read_signature
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.lower.operators import LOWERINGS
 
@@ -137,7 +137,7 @@ def test_a_trial_that_ends_its_process_shows_nothing(
     trial_sizes: dict[str, int],
 ) -> None:
     path = save(tmp_path / "model.onnx", STRINGS)
-    assert read_signature(Trials(Dying(open_session(path), rows), are_apart=True)).trial_sizes == trial_sizes
+    assert read_signature(SessionTrials(Dying(open_session(path), rows), are_apart=True)).trial_sizes == trial_sizes
     monkeypatch.setattr(fallback, "open_session", lambda *args, **keys: Dying(open_session(*args, **keys), rows))
     compiled = compile_file(path)
     manifest = verify(compiled.folder)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gangway.compiler.check.file_check import FileCheck, Rows, ServedBy, check_file
+from gangway.compiler.check.file_check import CompiledRows, FileCheck, ServedBy, check_file
 from testing.repository import GANGWAY
 
 node = helper.make_node
@@ -30,17 +30,17 @@ def file(network: Any, tmp_path: Path) -> Any:
 
 
 def test_any_number_of_rows(file: Any) -> None:
-    assert check_file(file([PRODUCT], {"x": ["N", 6]})) == FileCheck(ServedBy.KERNELS, Rows.ANY, layers=1)
+    assert check_file(file([PRODUCT], {"x": ["N", 6]})) == FileCheck(ServedBy.KERNELS, CompiledRows.ANY, layers=1)
 
 
 def test_fixed_rows(file: Any) -> None:
-    assert check_file(file([PRODUCT], {"x": [3, 6]})).rows is Rows.FIXED
+    assert check_file(file([PRODUCT], {"x": [3, 6]})).rows is CompiledRows.FIXED
 
 
 def test_sizes(file: Any) -> None:
     path = file([PRODUCT], {"x": ["N", "length", 6]})
     found = check_file(path)
-    assert (found.rows, found.open_sizes) == (Rows.ANY, ("length",))
+    assert (found.rows, found.open_sizes) == (CompiledRows.ANY, ("length",))
     assert check_file(path, {"length": 7}).sizes == {"length": 7}
 
 
@@ -50,13 +50,13 @@ def test_a_size_that_is_the_sum_of_others(file: Any) -> None:
              node("Add", ["p", "mask"], ["y"])]  # fmt: skip
     path = file(nodes, {"x": ["N", "new", 6], "past": ["N", "before", 6], "mask": ["N", "whole", 6]})
     found = check_file(path)
-    assert (found.served_by, found.rows) == (ServedBy.KERNELS, Rows.ANY)
+    assert (found.served_by, found.rows) == (ServedBy.KERNELS, CompiledRows.ANY)
     assert found.sizes["whole"] == found.sizes["new"] + found.sizes["before"]
 
 
 def test_rows_that_influence_each_other(file: Any) -> None:
     found = check_file(file([PRODUCT, node("Softmax", ["y"], ["z"], axis=0)], {"x": ["N", 6]}, {"z": None}))
-    assert (found.served_by, found.rows) == (ServedBy.KERNELS, Rows.EACH)
+    assert (found.served_by, found.rows) == (ServedBy.KERNELS, CompiledRows.EACH)
     assert "(Softmax): it mixes rows of the batch" in found.reason
 
 

@@ -13,7 +13,7 @@ from onnx import helper
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.compiler.key import model_key
-from gangway.compiler.pipeline import Compiled, compile_model, find_compiled
+from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled
 from gangway.compiler.target import TARGETS, detect, extended, for_precision
 from gangway.compiler.tiles import request_tiles, tiles_work
 from gangway.zoo.transformers import Size, bert_base, gpt2
@@ -78,7 +78,7 @@ def saved(tmp_path: Path, network: type[Any]) -> Path:
     return path
 
 
-def compile_low(path: Path, cache: Path, keep_fp32: tuple[str, ...] = ()) -> Compiled:
+def compile_low(path: Path, cache: Path, keep_fp32: tuple[str, ...] = ()) -> CompileResult:
     return compile_model(path, "test", Cache(cache), detect(), lambda *_: None, precision="bf16", keep_fp32=keep_fp32)
 
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.target import detect
 from tests.helpers.sampled import sampled
 
@@ -185,7 +185,7 @@ FEW += [("grouped", "without VNNI, 7 bits")]
 def test_network_in_8_bits(
     name: str,
     kind: str,
-    compile_file: Callable[..., Compiled],
+    compile_file: Callable[..., CompileResult],
     load_artifact: Any,
     tmp_path: Path,
 ) -> None:
@@ -194,7 +194,7 @@ def test_network_in_8_bits(
 
 @pytest.mark.parametrize(("name", "images"), [("residual", 3), ("mobile", 2)])
 def test_several_images_in_8_bits(
-    name: str, images: int, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+    name: str, images: int, compile_file: Callable[..., CompileResult], load_artifact: Any, tmp_path: Path
 ) -> None:
     """A file that says how many images it takes."""
     network = BUILDERS[name]()
@@ -244,7 +244,7 @@ def test_sums_that_lie_half_way(check: Callable[..., list[str]], network: Any, g
 
 
 def require_integers(
-    network: Network, chosen: Kind, compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+    network: Network, chosen: Kind, compile_file: Callable[..., CompileResult], load_artifact: Any, tmp_path: Path
 ) -> None:
     """Compile a network to kernels of 8-bit numbers whose answers are onnxruntime's integers, but for roundings."""
     path = network.quantise(tmp_path, chosen.activations, chosen.reduce_range)
@@ -268,7 +268,7 @@ def require_integers(
 
 
 def test_float32_where_winograd_is_faster(
-    compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path
+    compile_file: Callable[..., CompileResult], load_artifact: Any, tmp_path: Path
 ) -> None:
     """Without VNNI a network of little but 3x3 convolutions computes these in float32; its numbers are the same."""
     network = Network((3, 64, 64))
@@ -300,7 +300,9 @@ def _output_step(path: Path) -> float:
     return float(numpy_helper.to_array(scale))
 
 
-def test_table_of_integers_stays_one(compile_file: Callable[..., Compiled], load_artifact: Any, tmp_path: Path) -> None:
+def test_table_of_integers_stays_one(
+    compile_file: Callable[..., CompileResult], load_artifact: Any, tmp_path: Path
+) -> None:
     """Dequantised are the rows that are looked up, not the table."""
     table = np.random.default_rng(2).integers(0, 256, (500, 64)).astype(np.uint8)
     scale, zero = np.array(0.02, np.float32), np.array(120, np.uint8)

@@ -13,7 +13,7 @@ from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.reader import ArtifactError, verify
-from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.pipeline import CompileResult, compile_model
 from gangway.compiler.target import detect
 from tests.compiler.conftest import Array, Network, Runner
 
@@ -58,7 +58,7 @@ class Model:
     cache: Cache
     compiled: list[int] = field(default_factory=list)
 
-    def compile(self, width: int) -> Compiled:
+    def compile(self, width: int) -> CompileResult:
         totals = [0]
 
         def progress(phase: str, done: int, total: int) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from onnx import parser
 
-from gangway.artifact.format import BufferRef, Layer, Space, Version
-from gangway.compiler.candidate import Candidate
+from gangway.artifact.format import BufferRef, Layer, MemorySpace, Version
+from gangway.compiler.candidate import CompiledCandidate
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.speed_check import is_doubtful, require_speed
@@ -36,7 +36,11 @@ LONG_NS = 20_000_000
 
 
 def layer(operator: str, weights_offset: int = 0, onnx_file: str = "") -> Layer:
-    arguments = (BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, weights_offset), BufferRef(Space.OUTPUT, 0))
+    arguments = (
+        BufferRef(MemorySpace.INPUT, 0),
+        BufferRef(MemorySpace.WEIGHTS, weights_offset),
+        BufferRef(MemorySpace.OUTPUT, 0),
+    )
     return Layer(
         "l",
         operator,
@@ -61,12 +65,12 @@ def test_only_a_slow_model_is_refused(tmp_path: Path) -> None:
     short, long = layer("FakeQuantise"), layer("MatMul+Relu", weights_offset=4)
     (tmp_path / "island0.onnx").write_bytes(parser.parse_model(MODEL.replace("N", "1")).SerializeToString())
     nothing = [short] * 3
-    require_speed(path, {}, Candidate(graph, nothing, kernels, weights, 0))
+    require_speed(path, {}, CompiledCandidate(graph, nothing, kernels, weights, 0))
     island = Layer("i", "Relu", "", (short.arguments[0], short.arguments[2]), (), 0, 0, 1, onnx_file="island0.onnx")
     with pytest.raises(UnsupportedModelError, match="onnxruntime computes most of this quantised model, such as Relu"):
-        require_speed(path, {}, Candidate(graph, [short, *[island] * 3], kernels, weights, 0))
+        require_speed(path, {}, CompiledCandidate(graph, [short, *[island] * 3], kernels, weights, 0))
     with pytest.raises(UnsupportedModelError, match=r"times as fast as these kernels.* time for MatMul$"):
-        require_speed(path, {}, Candidate(graph, [short, long, short], kernels, weights, 0))
+        require_speed(path, {}, CompiledCandidate(graph, [short, long, short], kernels, weights, 0))
 
 
 def test_what_is_in_doubt() -> None:

@@ -15,7 +15,7 @@ from gangway.artifact.precision import IN_FP32
 from gangway.artifact.reader import verify
 from gangway.base.files import model_stamp
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.pipeline import Compiled, make_stand_in
+from gangway.compiler.pipeline import CompileResult, make_stand_in
 from gangway.compiler.precision import find_in_precision
 from gangway.compiler.target import detect
 from tests.helpers.adder_models import adder
@@ -50,10 +50,10 @@ NETWORKS: dict[str, Save] = {
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, compile_file: Any) -> Callable[..., Compiled]:
+def stand_in(tmp_path: Path, compile_file: Any) -> Callable[..., CompileResult]:
     """Return the function that makes one, in the cache of `compile_file`."""
 
-    def make(path: Path, **options: Any) -> Compiled:
+    def make(path: Path, **options: Any) -> CompileResult:
         return make_stand_in(path, "test", Cache(tmp_path / "cache"), detect(), lambda *_: None, **options)
 
     return make

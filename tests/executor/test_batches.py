@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gangway.executor.leases import Control
+from gangway.executor.leases import LeaseControl
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotStatus
 
@@ -51,7 +51,7 @@ def test_a_stopped_batch_goes_on_inside_a_layer(make_harness):
     slot, _ = harness.start([0, 1], rows=8)
     lease = harness.executor.lease(0)
     wait_for(lambda: harness.counters(8) != {0})
-    lease.set_control(Control.STOP_NOW)
+    lease.set_control(LeaseControl.STOP_NOW)
     harness.orders()
     assert {left.reason for left in harness.executor.left([0, 1])} == {LeftReason.STOPPED}
     assert lease.progress().next_layer == 0

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from gangway.executor.leases import Control, PhaseKind
-from gangway.executor.messages import Left, LeftReason, Run
+from gangway.executor.leases import LeaseControl, PhaseKind
+from gangway.executor.messages import LeaseLeft, LeftReason, RunLease
 from gangway.executor.slots import SlotRequest, SlotStatus
 
 WAIT_US = 10_000_000
@@ -64,7 +64,7 @@ def test_stop_at_a_boundary_and_resume(harness):
     harness.orders(hang=1)  # nobody gets beyond layer 0 before the control word says so
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0, 1])
-    lease.set_control(Control.STOP)
+    lease.set_control(LeaseControl.STOP)
     harness.orders()
     assert set(reasons(harness.executor.left([0, 1]))) == {LeftReason.STOPPED}
     progress = lease.progress()
@@ -83,7 +83,7 @@ def test_stop_now_inside_a_layer(harness):
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0])
     wait_for(lambda: lease.progress().present == 1)
-    lease.set_control(Control.STOP_NOW)
+    lease.set_control(LeaseControl.STOP_NOW)
     harness.orders()
     assert reasons(harness.executor.left([0])) == [LeftReason.STOPPED]
     progress = lease.progress()
@@ -226,7 +226,7 @@ def test_tensor_outside_the_segment_is_refused(harness):
         assert reasons(harness.executor.left([0])) == [LeftReason.INVALID]
 
 
-@pytest.mark.parametrize("run", [Run(99, 0, 1), Run(0, 64, 1), Run(0xFFFFFFFF, 0xFFFFFFFF, 1)], ids=str)
+@pytest.mark.parametrize("run", [RunLease(99, 0, 1), RunLease(0, 64, 1), RunLease(0xFFFFFFFF, 0xFFFFFFFF, 1)], ids=str)
 def test_run_of_no_lease_is_refused(harness, run):
     harness.executor.control.command(0, run.pack())
     assert reasons(harness.executor.left([0])) == [LeftReason.INVALID]
@@ -236,8 +236,8 @@ def test_run_of_an_earlier_term_is_stale(harness):
     slot, _ = harness.start([0])
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([0])
-    harness.executor.control.command(1, Run(0, 0, harness.executor.lease(0).generation() - 1).pack())
-    left = harness.executor.expect(1, Left)
+    harness.executor.control.command(1, RunLease(0, 0, harness.executor.lease(0).generation() - 1).pack())
+    left = harness.executor.expect(1, LeaseLeft)
     assert left.reason is LeftReason.STALE
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest
-from gangway.artifact.instances import SHIFT, Span
+from gangway.artifact.instances import SHIFT, SizeSpan
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -139,7 +139,7 @@ def loaded(
     folder = tmp_path_factory.mktemp("model")
     save, feeds, symbol, dimensions = MODELS[request.param]
     path: Path = save(folder / "model.onnx")
-    span = Span(symbol, FIRST, LAST)
+    span = SizeSpan(symbol, FIRST, LAST)
     cache_dir = tmp_path_factory.mktemp("cache")
     compiled = compile_kept(path, "spanned", cache_dir, dimensions=dimensions, span=span)
     with two_workers(cache_dir) as executor:

@@ -8,9 +8,9 @@ import pytest
 from gangway.artifact import format as artifact_format
 from gangway.artifact import reader
 from gangway.executor import _native, segment
-from gangway.executor.leases import Control, Member, PhaseKind
+from gangway.executor.leases import LeaseControl, Member, PhaseKind
 from gangway.executor.messages import LeftReason, MessageKind
-from gangway.executor.segment import SCHEDULER_BLOCK, SLOT, Layout
+from gangway.executor.segment import SCHEDULER_BLOCK, SLOT, StructLayout
 from gangway.executor.slots import SlotState, SlotStatus
 
 NATIVE = Path(__file__).parents[2] / "executor" / "native"
@@ -45,7 +45,7 @@ def test_each_field_lies_where_c_has_it(shown, name):
 @pytest.mark.parametrize("name", [name for name in _native.LAYOUT if name != UNION])
 def test_formats_read_what_c_wrote_and_write_the_same(shown, name):
     written = bytes.fromhex(shown[name][2])
-    here, (_, fields) = Layout(name), _native.LAYOUT[name]
+    here, (_, fields) = StructLayout(name), _native.LAYOUT[name]
     numbers = [field for field, (_, _, letter) in fields.items() if letter]
     made, at = here.reading(*numbers)
     values = made.unpack_from(written, at)
@@ -75,7 +75,7 @@ def test_constants_are_those_of_the_header(shown):
         (LeftReason, "LEFT_"),
         (SlotState, "SLOT_"),
         (SlotStatus, "STATUS_"),
-        (Control, "CONTROL_"),
+        (LeaseControl, "CONTROL_"),
         (PhaseKind, "PHASE_"),
     ],
 )
@@ -98,7 +98,7 @@ def test_limits_of_artifacts_are_those_of_the_executor():
 
 def test_python_has_all_structures_but_members():
     """Those come and go as tuples."""
-    made = sorted(value.size_bytes for value in vars(segment).values() if isinstance(value, Layout))
+    made = sorted(value.size_bytes for value in vars(segment).values() if isinstance(value, StructLayout))
     assert made == sorted(size_bytes for name, (size_bytes, _) in _native.LAYOUT.items() if name != "member")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor.leases import Control
+from gangway.executor.leases import LeaseControl
 from gangway.executor.segment import BELL
 from tests.executor.conftest import HEAP
 
@@ -77,7 +77,7 @@ def test_a_rank_that_was_stopped_wakes_a_scheduler_that_skips_completions(harnes
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, True))
     scheduler.start()
     wait_for(lambda: word(control, "skip_completion_wakeups") == 1)
-    harness.executor.lease(0).set_control(Control.STOP_NOW)
+    harness.executor.lease(0).set_control(LeaseControl.STOP_NOW)
     harness.orders()
     scheduler.join(10)
     assert not scheduler.is_alive()

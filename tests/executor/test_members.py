@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangway.executor.leases import MAX_MEMBERS, Control, Member, PhaseKind
+from gangway.executor.leases import MAX_MEMBERS, LeaseControl, Member, PhaseKind
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
 
@@ -242,7 +242,7 @@ def test_a_gang_stops_before_rows_are_packed(make_harness):
     requests = [begin(harness, number, 2) for number in range(2)]
     lease = harness.executor.lease(0)
     start(harness, [request.member() for request in requests], [])
-    lease.set_control(Control.STOP_NOW)
+    lease.set_control(LeaseControl.STOP_NOW)
     harness.executor.join(0, 0, 0)
     assert left(harness, [0]) == {LeftReason.STOPPED}
     progress = lease.progress()
@@ -260,7 +260,7 @@ def test_a_gang_stops_between_packing_and_its_first_layer(make_harness):
     requests = [begin(harness, number, 2) for number in range(2)]
     lease = harness.executor.lease(0)
     start(harness, [request.member() for request in requests], [])
-    lease.set_control(Control.STOP)
+    lease.set_control(LeaseControl.STOP)
     harness.executor.join(0, 0, 0)
     assert left(harness, [0]) == {LeftReason.STOPPED}
     progress = lease.progress()
@@ -284,7 +284,7 @@ def test_a_gang_stops_before_rows_are_unpacked(make_harness):
     lease = harness.executor.lease(0)
     start(harness, [request.member() for request in requests], [0])
     wait_for(lambda: struct.unpack_from("<i", arena, staged_counters + 4 * last_task)[0])  # row 0, in the same call
-    lease.set_control(Control.STOP_NOW)
+    lease.set_control(LeaseControl.STOP_NOW)
     struct.pack_into("<4i", arena, model.row_bytes + staged_input, 0, 0, 0, 0)
     assert left(harness, [0]) == {LeftReason.STOPPED}
     progress = lease.progress()

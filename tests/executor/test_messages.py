@@ -8,15 +8,15 @@ from gangway.executor.messages import (
     MESSAGE_BYTES,
     Cancel,
     Exit,
-    Left,
+    LeaseLeft,
     LeftReason,
-    Load,
+    LoadArtifact,
     Loaded,
-    Ready,
-    Run,
+    RunLease,
     Submit,
     Unload,
     Unloaded,
+    WorkerReady,
     unpack,
 )
 
@@ -24,16 +24,16 @@ KEY = "0123456789abcdef" * 4
 ALL = [
     Submit(7, 0xFFFFFFFF),
     Cancel(7, 8),
-    Run(1, 2, 3),
-    Load(4, KEY),
-    Load(4, KEY, at_once=True),
+    RunLease(1, 2, 3),
+    LoadArtifact(4, KEY),
+    LoadArtifact(4, KEY, at_once=True),
     Unload(5),
     Exit(),
-    Left(1, 2, 3, LeftReason.TIMEOUT, 1 << 63, 5),
+    LeaseLeft(1, 2, 3, LeftReason.TIMEOUT, 1 << 63, 5),
     Loaded(3, True),
     Loaded(3, False, "no such folder"),
     Unloaded(6),
-    Ready(4321),
+    WorkerReady(4321),
 ]
 
 
@@ -56,4 +56,4 @@ def test_unknown_kind_or_reason_is_an_error(raw):
 
 def test_wrong_key_is_an_error():
     with pytest.raises(ValueError, match="64 hex digits"):
-        Load(1, "abcd").pack()
+        LoadArtifact(1, "abcd").pack()

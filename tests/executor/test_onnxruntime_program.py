@@ -16,7 +16,7 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import needed_bytes, plan_frame
 from gangway.executor.launch import available_cores
-from gangway.executor.leases import Control, LeaseSpec, Member
+from gangway.executor.leases import LeaseControl, LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.onnxruntime_program import Team
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
@@ -289,8 +289,8 @@ def test_unloading_gives_the_memory_back(own: Runner, tmp_path: Path) -> None:
     assert private_kb(pid) - unloaded_kb < 8 * 1024
 
 
-@pytest.mark.parametrize("control", [Control.STOP, Control.STOP_NOW])
-def test_a_stop_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_path: Path, control: Control) -> None:
+@pytest.mark.parametrize("control", [LeaseControl.STOP, LeaseControl.STOP_NOW])
+def test_a_stop_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_path: Path, control: LeaseControl) -> None:
     network = FOREIGN["topk"]()
     model_id = runner.load(network.save(tmp_path / "model.onnx"), "topk")
     slot, spec, outputs = runner.begin(model_id, network.feeds(1), 1)
@@ -328,7 +328,7 @@ def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> N
     deadline = time.monotonic() + 10
     while not lease.progress().present or cpu_ns(pid) - idle_ns < BEGUN_NS:
         assert time.monotonic() < deadline
-    lease.set_control(Control.STOP_NOW)
+    lease.set_control(LeaseControl.STOP_NOW)
     lease.abort()
     assert runner.end(slot).status is SlotStatus.OK
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]

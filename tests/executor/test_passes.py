@@ -3,7 +3,7 @@
 import pytest
 
 from gangway.executor import _native
-from gangway.executor.leases import Control, PhaseKind, passes_for
+from gangway.executor.leases import LeaseControl, PhaseKind, passes_for
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotStatus
 
@@ -46,7 +46,7 @@ def test_a_gang_stops_between_two_layers_of_a_pass(make_harness):
     harness.orders(hang=1)
     lease = harness.executor.lease(0)
     harness.start([0, 1], rows=3, pass_layers=2, passes=3)
-    lease.set_control(Control.STOP)
+    lease.set_control(LeaseControl.STOP)
     harness.orders()
     assert LeftReason.STOPPED in reasons(harness, [0, 1])
     progress = lease.progress()

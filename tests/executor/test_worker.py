@@ -12,7 +12,7 @@ import pytest
 
 from gangway.base.process import WORKER_NICE
 from gangway.executor.launch import available_cores
-from gangway.executor.messages import Exit, Ready, Run
+from gangway.executor.messages import Exit, RunLease, WorkerReady
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
 
@@ -145,7 +145,7 @@ def test_successor_drops_the_commands_of_its_predecessor(harness):
     harness.executor.workers[0].kill()
     harness.executor.workers[0].wait(10)
     for _ in range(3):
-        harness.executor.control.command(0, Run(0, 0, 1).pack())
+        harness.executor.control.command(0, RunLease(0, 0, 1).pack())
     harness.executor.control.command(0, Exit().pack())
     harness.executor.restart(0)  # expects Ready as the first message
     harness.executor.load(1, harness.model.key, [0])
@@ -187,6 +187,6 @@ def test_start_is_fast(tiny_model):
 def test_ready_says_the_pid(tiny_model):
     executor = LocalExecutor(tiny_model.cache_dir, [available_cores()[0]])
     try:
-        assert executor.expect(0, Ready).pid == executor.workers[0].pid
+        assert executor.expect(0, WorkerReady).pid == executor.workers[0].pid
     finally:
         executor.__exit__(None, None, None)

@@ -21,7 +21,7 @@ from gangway.artifact.format import (
     BufferRef,
     Layer,
     Manifest,
-    Space,
+    MemorySpace,
     TargetSpec,
     TensorSpec,
     Version,
@@ -107,10 +107,10 @@ def _layer(
     number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int, checks: tuple[str, ...] = ()
 ) -> Layer:
     arguments = (
-        BufferRef(Space.INPUT, 0),
-        BufferRef(Space.WEIGHTS, weights_offset),
-        BufferRef(Space.ARENA, 0),
-        BufferRef(Space.OUTPUT, number * TASKS * 4),
+        BufferRef(MemorySpace.INPUT, 0),
+        BufferRef(MemorySpace.WEIGHTS, weights_offset),
+        BufferRef(MemorySpace.ARENA, 0),
+        BufferRef(MemorySpace.OUTPUT, number * TASKS * 4),
     )
     batch = BatchKernel("count_rows", batch_rows, TASKS, "counts") if batch_rows and not checks else None
     version = Version("count_checked" if checks else "count", TASKS, "counts", batch=batch)

@@ -18,9 +18,9 @@ from gangway.base.json_codec import decode, encode
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.measure import compose_command
-from gangway.measure.compound_runner import CompoundTimes, Span
+from gangway.measure.compound_runner import CompoundTimes, SegmentRun
 from gangway.scheduler.stages.found import FoundError, FoundSchedule, find_schedule, read_found, read_state
-from gangway.scheduler.stages.ir import Segment
+from gangway.scheduler.stages.ir import StreamSegment
 
 TENSORS = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 16, 12, 12 ] } ]'
 
@@ -165,9 +165,9 @@ def test_what_is_no_compound_task(repository: Path, tmp_path: Path, capsys: pyte
 
 def test_pictures_join_cores_alike_and_fit_the_width() -> None:
     spans = (
-        Span(Segment(0, 0, 3, 40), 0, 0.0, 400.0),
-        Span(Segment(1, 0, 2, 24), 40, 0.0, 100.0),
-        Span(Segment(1, 2, 5, 64), 0, 400.0, 1000.0),
+        SegmentRun(StreamSegment(0, 0, 3, 40), 0, 0.0, 400.0),
+        SegmentRun(StreamSegment(1, 0, 2, 24), 40, 0.0, 100.0),
+        SegmentRun(StreamSegment(1, 2, 5, 64), 0, 400.0, 1000.0),
     )
     lines = compose_command.picture(CompoundTimes(1000.0, 0.0, spans), 64, 1000.0)
     assert [line.split()[:2] for line in lines[:2]] == [["cores", "0-39"], ["cores", "40-63"]]

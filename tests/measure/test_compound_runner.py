@@ -17,7 +17,7 @@ from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.stages.ir import Schedule, Segment, parallel, schedule, sequential
+from gangway.scheduler.stages.ir import Schedule, StreamSegment, parallel, schedule, sequential
 
 LAYERS = (2, 5, 3)  # of the models
 
@@ -105,9 +105,11 @@ def test_any_pointers_give_the_numbers_of_onnxruntime(running: Running) -> None:
 
 def test_versions_and_cores_may_change_at_each_barrier(running: Running) -> None:
     cores = len(running.runner.workers)
-    stages: list[tuple[Segment, ...]] = []
+    stages: list[tuple[StreamSegment, ...]] = []
     for number, stream in enumerate(running.streams):
-        stages += [(Segment(number, layer, layer + 1, 1 + layer % cores, (0,)),) for layer in range(stream.layers)]
+        stages += [
+            (StreamSegment(number, layer, layer + 1, 1 + layer % cores, (0,)),) for layer in range(stream.layers)
+        ]
     times = running.runner.run(tuple(stages))
     running.check()
     assert [span.segment for span in times.spans] == [stage[0] for stage in stages]
@@ -124,19 +126,19 @@ def test_models_run_on_a_core_each(running: Running) -> None:
 
 def test_what_is_no_schedule_is_refused(running: Running) -> None:
     ends = [stream.layers for stream in running.streams]
-    whole = tuple((Segment(stream, 0, end, 1),) for stream, end in enumerate(ends))
+    whole = tuple((StreamSegment(stream, 0, end, 1),) for stream, end in enumerate(ends))
     cores = len(running.runner.workers)
     wrong: list[Schedule] = [
         (),
         whole[:2],
-        (*whole, (Segment(0, 0, ends[0], 1),)),
-        ((Segment(0, 1, ends[0], 1),), *whole[1:]),
-        ((Segment(0, 0, ends[0] + 1, 1),), *whole[1:]),
-        ((Segment(0, 0, ends[0], cores + 1),), *whole[1:]),
-        ((Segment(0, 0, ends[0], 0),), *whole[1:]),
-        ((Segment(0, 0, ends[0], 1, (0,) * (ends[0] + 1)),), *whole[1:]),
-        ((Segment(0, 0, ends[0], 1, (99,) * ends[0]),), *whole[1:]),
-        ((Segment(3, 0, 1, 1),), *whole),
+        (*whole, (StreamSegment(0, 0, ends[0], 1),)),
+        ((StreamSegment(0, 1, ends[0], 1),), *whole[1:]),
+        ((StreamSegment(0, 0, ends[0] + 1, 1),), *whole[1:]),
+        ((StreamSegment(0, 0, ends[0], cores + 1),), *whole[1:]),
+        ((StreamSegment(0, 0, ends[0], 0),), *whole[1:]),
+        ((StreamSegment(0, 0, ends[0], 1, (0,) * (ends[0] + 1)),), *whole[1:]),
+        ((StreamSegment(0, 0, ends[0], 1, (99,) * ends[0]),), *whole[1:]),
+        ((StreamSegment(3, 0, 1, 1),), *whole),
         ((), *whole),
     ]
     for stages in wrong:

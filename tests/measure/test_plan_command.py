@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile, machine_id, write_profile
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
@@ -38,7 +38,7 @@ def write_measured(cache_dir: Path, artifact: Path, eight: float = 8) -> None:
     batches = (1, 2, 4, 8)
     times = tuple(tuple(us * factor for factor in (1, 2, 4, eight)) for us in (4000.0, 2000.0, 2000.0))
     machine_name = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
-    machine = Machine(machine_name, "a CPU", 4, manifest.target.name, 1.0, 1.0)
+    machine = ProfiledMachine(machine_name, "a CPU", 4, manifest.target.name, 1.0, 1.0)
     layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
     profile = Profile(
         manifest.key, "mlp", machine, (1, 2, 4), batches, (layer,), times, times, (), 0, (9,) * len(batches), 0.01, 1.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.format import BufferRef, Layer, Manifest, MemorySpace, TargetSpec, TensorSpec, Version
 from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.base.host_limits import cpu_name
@@ -32,7 +32,11 @@ TASK_US = TASK_NS / 1e3
 
 
 def layer(name: str, tasks: tuple[int, ...], weights_offset: int, flops: int, size_bytes: int) -> Layer:
-    arguments = (BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, weights_offset), BufferRef(Space.OUTPUT, 0))
+    arguments = (
+        BufferRef(MemorySpace.INPUT, 0),
+        BufferRef(MemorySpace.WEIGHTS, weights_offset),
+        BufferRef(MemorySpace.OUTPUT, 0),
+    )
     versions = tuple(Version("wait_for", count, f"{count} tasks") for count in tasks)
     return Layer(name, "Wait", "", arguments, versions, flops, size_bytes, max_ranks=64)
 

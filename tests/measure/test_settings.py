@@ -3,8 +3,8 @@
 from gangway.artifact.format import Layer, Manifest, TargetSpec, Version
 from gangway.measure.profiler import (
     MAX_ROWS,
-    Plan,
-    Setting,
+    MeasurementPlan,
+    RunSetting,
     batches_that_fit,
     core_counts,
     least_runs,
@@ -30,21 +30,21 @@ def test_core_counts() -> None:
 
 
 def test_every_version_alone_and_the_first_one_together() -> None:
-    plan = Plan(manifest(1, 2), core_counts(6), room_rows=100)
+    plan = MeasurementPlan(manifest(1, 2), core_counts(6), room_rows=100)
     assert plan.settings(3) == [
-        *(Setting(3, ranks, 0) for ranks in (1, 2, 4, 6)),
-        *(Setting(3, ranks, 1) for ranks in (1, 2, 4, 6)),
-        Setting(3, 1, 0, gangs=6),
-        Setting(3, 2, 0, gangs=3),
+        *(RunSetting(3, ranks, 0) for ranks in (1, 2, 4, 6)),
+        *(RunSetting(3, ranks, 1) for ranks in (1, 2, 4, 6)),
+        RunSetting(3, 1, 0, gangs=6),
+        RunSetting(3, 2, 0, gangs=3),
     ]
-    assert Plan(manifest(1), (1,), 100).settings(2) == [Setting(2, 1)]
+    assert MeasurementPlan(manifest(1), (1,), 100).settings(2) == [RunSetting(2, 1)]
 
 
 def test_gangs_need_room() -> None:
-    plan = Plan(manifest(1), core_counts(4), room_rows=8)
-    assert plan.together(2, 1) == Setting(2, 1, 0, gangs=4)
+    plan = MeasurementPlan(manifest(1), core_counts(4), room_rows=8)
+    assert plan.together(2, 1) == RunSetting(2, 1, 0, gangs=4)
     assert plan.together(4, 1) is None
-    assert plan.together(4, 2) == Setting(4, 2, 0, gangs=2)
+    assert plan.together(4, 2) == RunSetting(4, 2, 0, gangs=2)
     assert plan.together(1, 4) is None, "it is alone anyway"
 
 
@@ -67,8 +67,8 @@ def test_small_batches_run_more_often_once_all_have_run() -> None:
 
 
 def test_what_lacked_memory_is_slowed_down_like_what_did_not() -> None:
-    plan = Plan(manifest(1), (1, 2), room_rows=4)
+    plan = MeasurementPlan(manifest(1), (1, 2), room_rows=4)
     isolated = ((10.0, 20.0, 40.0), (6.0, 12.0, 24.0))
-    measured = {Setting(1, 1, gangs=2): 12.0, Setting(2, 1, gangs=2): 25.0}
+    measured = {RunSetting(1, 1, gangs=2): 12.0, RunSetting(2, 1, gangs=2): 25.0}
     assert together_us(plan, (1, 2, 4), isolated, measured) == ((12.0, 25.0, 50.0), isolated[1])
-    assert together_us(Plan(manifest(1), (1, 2), 1), (1,), ((10.0,), (6.0,)), {}) == ((10.0,), (6.0,))
+    assert together_us(MeasurementPlan(manifest(1), (1, 2), 1), (1,), ((10.0,), (6.0,)), {}) == ((10.0,), (6.0,))

@@ -3,10 +3,10 @@
 import random
 from dataclasses import replace
 
-from gangway.artifact.tuning import Candidate, Sample
+from gangway.artifact.tuning import CandidateTime, KnobCandidate
 from gangway.measure.version_choice import (
     STATIC,
-    Kernel,
+    KernelChoice,
     acceptable,
     choose_finalists,
     evenly_spaced,
@@ -19,8 +19,8 @@ from gangway.scheduler.prediction import demands
 from gangway.scheduler.profiles import ModelProfile
 
 
-def sample(blocking_bytes: int, parallelism: int, latency_us: float = 1.0) -> Sample:
-    return Sample(Candidate("", "", 1, blocking_bytes, parallelism), latency_us)
+def sample(blocking_bytes: int, parallelism: int, latency_us: float = 1.0) -> CandidateTime:
+    return CandidateTime(KnobCandidate("", "", 1, blocking_bytes, parallelism), latency_us)
 
 
 def test_qos_is_shared_by_operations_and_by_bytes_where_there_are_none() -> None:
@@ -79,9 +79,9 @@ def test_the_static_choice_is_first_unless_another_is_clearly_faster() -> None:
     assert fastest_alone([[10.0]]) == 0
 
 
-CANDIDATES = tuple(Candidate(f"knob={n}", "", 1, 100 - n, n) for n in range(5))
-KERNEL = Kernel("", "Conv", 1, CANDIDATES)
-SAMPLES = [Sample(candidate, 1.0) for candidate in CANDIDATES]
+CANDIDATES = tuple(KnobCandidate(f"knob={n}", "", 1, 100 - n, n) for n in range(5))
+KERNEL = KernelChoice("", "Conv", 1, CANDIDATES)
+SAMPLES = [CandidateTime(candidate, 1.0) for candidate in CANDIDATES]
 
 
 def test_a_version_that_only_one_core_needs_is_kept() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gangway.artifact.cache import Cache
-from gangway.clients.connection import Connection
+from gangway.clients.connection import ServerConnection
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.zoo import write_model
@@ -68,7 +68,7 @@ def test_the_cache_is_served(core: Path, folder: Path) -> None:
 def test_grpc_is_served_without_grpcio(core: Path, folder: Path) -> None:
     with server(core, folder) as port:
         (grpc_port,) = re.findall(r"ready: gRPC on \S+:(\d+)", (folder / "server.log").read_text())
-        with Connection(f"127.0.0.1:{grpc_port}", 20) as client:
+        with ServerConnection(f"127.0.0.1:{grpc_port}", 20) as client:
             assert client.model_metadata(COMPILED).name == COMPILED
         run(core, "top", f"127.0.0.1:{port}", "--once")
         assert "gangway client: needs grpc: pip install 'gangway-serve[client]'" in failure(core, "client", COMPILED)

@@ -30,7 +30,7 @@ from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.control.supervisor.workers import CRASHES
-from gangway.server.requests.data_plane import DataPlane, Layout, Submission
+from gangway.server.requests.data_plane import DataPlane, RequestLayout, Submission
 from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0
@@ -70,7 +70,7 @@ class Server:
         self.scheduler = start_scheduler(replace(self._scheduler_plan, supervisor_fd=theirs.fileno()))
         theirs.close()
         self.link = slow.control_peer(ours)
-        for message in (*self.specs, slow.Begin()):
+        for message in (*self.specs, slow.BeginServing()):
             self.tell(message)
 
     def tell(self, message: slow.ControlMessage) -> None:
@@ -100,7 +100,7 @@ class Server:
 
     def open(self, rows: int = 1, model_id: int = 7) -> Submission:
         """Return a request that has not been submitted, whose tasks take no time."""
-        request = self.plane.open(Layout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
+        request = self.plane.open(RequestLayout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
         for tensor in (request.inputs[0], request.outputs[0]):
             tensor[:] = bytes(len(tensor))
         return request
@@ -185,7 +185,7 @@ class Server:
         self.start_scheduler()
 
     def stop(self) -> None:
-        self.tell(slow.Stop())
+        self.tell(slow.StopScheduler())
         assert self.scheduler.wait(TIMEOUT_SECONDS) == 0
         assert [worker.wait(TIMEOUT_SECONDS) for worker in self.workers] == [0, 0]
 
@@ -334,7 +334,7 @@ class ScriptedServer(Server):
 
     def stop(self) -> None:
         if self._thread.is_alive():
-            self.tell(slow.Stop())
+            self.tell(slow.StopScheduler())
             self._thread.join(TIMEOUT_SECONDS)
         self.trace.close()
         self.timeline.close()

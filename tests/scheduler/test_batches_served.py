@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, write_profile
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from tests.helpers.tiny_model import TASKS
@@ -129,7 +129,7 @@ def in_rounds(tiny_model, tmp_path):
         tuple(tuple(us * factor for factor in factors) for us in times) for times in ((9e3, 5e3), (2e4, 5e3))
     )
     layers = (LayerProfile("layer", (tuple(tuple(us / LAYERS for us in times) for times in alone),), 0.0, 0.0, (), ()),)
-    machine, runs = Machine("0" * 12, "a CPU", 2, "baseline", 1.0, 1.0), (9,) * len(batches)
+    machine, runs = ProfiledMachine("0" * 12, "a CPU", 2, "baseline", 1.0, 1.0), (9,) * len(batches)
     profile = Profile(
         tiny_model[1], "tiny", machine, (1, 2), batches, layers * LAYERS, alone, beside, (), 0, runs, 0.001, 1.0
     )

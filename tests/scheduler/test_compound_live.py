@@ -9,7 +9,7 @@ from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.slots import SlotStatus, compound_number
 from gangway.scheduler import messages as slow
 from gangway.scheduler.stages.found import FoundSchedule, write_found
-from gangway.scheduler.stages.ir import Segment
+from gangway.scheduler.stages.ir import StreamSegment
 from tests.helpers.own_time import within
 from tests.helpers.sampled import sampled
 from tests.helpers.tiny_model import TASKS
@@ -17,9 +17,9 @@ from tests.scheduler.conftest import LAYERS, Server
 
 SCHEDULE = 5
 STAGES = (
-    (Segment(0, 0, 4, 1), Segment(1, 0, 2, 1)),
-    (Segment(1, 2, 3, 2),),
-    (Segment(0, 4, LAYERS, 1), Segment(1, 3, LAYERS, 1)),
+    (StreamSegment(0, 0, 4, 1), StreamSegment(1, 0, 2, 1)),
+    (StreamSegment(1, 2, 3, 2),),
+    (StreamSegment(0, 4, LAYERS, 1), StreamSegment(1, 3, LAYERS, 1)),
 )
 TASK_US = 100  # a layer takes 2.4 ms on a core
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gangway.scheduler.observability import PERIOD_US, Counters, ModelCounters
+from gangway.scheduler.observability import PERIOD_US, ModelCounters, SchedulerCounters
 
 
 def test_totals_are_sums_over_models() -> None:
@@ -12,8 +12,8 @@ def test_totals_are_sums_over_models() -> None:
     book.of("a").blocks += 2
     book.of("b").blocks += 3
     book.of("b").conflicts += 1
-    assert book.total() == Counters(blocks=5, conflicts=1)
-    assert ModelCounters().total() == Counters()
+    assert book.total() == SchedulerCounters(blocks=5, conflicts=1)
+    assert ModelCounters().total() == SchedulerCounters()
 
 
 def test_the_log_has_a_line_a_minute_if_something_happened(caplog: pytest.LogCaptureFixture) -> None:

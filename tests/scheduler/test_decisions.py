@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
 from gangway.scheduler import messages as slow
-from gangway.scheduler.observability import Counters
+from gangway.scheduler.observability import SchedulerCounters
 from gangway.scheduler.policy import PlannedBlock, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.tiny_model import TASKS
@@ -170,7 +170,7 @@ def test_what_is_written_down(scripted):
     scripted.await_ends(1)
     scripted.stop()
     total = scripted.live.accounts.counters.total()
-    assert total == Counters(blocks=3, conflicts=1, layers=LAYERS, versions=4)
+    assert total == SchedulerCounters(blocks=3, conflicts=1, layers=LAYERS, versions=4)
     lines = [json.loads(line) for line in scripted.trace.path.read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["Start"] * 3
     assert lines[0]["reason"] == "too few" and lines[0]["waiting"] == {"tiny": 1}
@@ -328,7 +328,7 @@ def test_a_planned_block_frees_a_core_without_a_decision(scripted):
     assert scripted.outcome(first).counts == SlotCounts(blocks=3, versions=1)
     scripted.await_ends(2)
     scripted.stop()
-    assert scripted.live.accounts.counters.total() == Counters(blocks=4, layers=2 * LAYERS, planned_blocks=2)
+    assert scripted.live.accounts.counters.total() == SchedulerCounters(blocks=4, layers=2 * LAYERS, planned_blocks=2)
 
 
 def test_a_plan_changes_while_its_query_runs(scripted):
@@ -358,4 +358,4 @@ def test_a_plan_changes_while_its_query_runs(scripted):
     assert scripted.outcome(request).counts == SlotCounts(blocks=1, versions=0b1001)
     scripted.await_ends(1)
     scripted.stop()
-    assert scripted.live.accounts.counters.total() == Counters(blocks=1, grown=1, layers=LAYERS, versions=4)
+    assert scripted.live.accounts.counters.total() == SchedulerCounters(blocks=1, grown=1, layers=LAYERS, versions=4)

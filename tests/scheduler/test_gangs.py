@@ -4,7 +4,7 @@ import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.fast_path import InFlight
-from gangway.executor.messages import Left, LeftReason
+from gangway.executor.messages import LeaseLeft, LeftReason
 from gangway.scheduler.gangs import GangTable
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, Start
@@ -36,8 +36,8 @@ def test_of_those_that_wait_for_one_worker_the_last_is_seen(control):
     assert [(block.query.query_id, block.cores) for block in gangs.running(20.0)] == [(2, (0,)), (3, (1,))]
     assert gangs.count == 3 and gangs.models_under_way() == [7, 7, 7]
     for gang in (first, other):
-        gangs.leave(Left(gang.lease, 0, 1, LeftReason.DONE, 0, 0), 30.0)
+        gangs.leave(LeaseLeft(gang.lease, 0, 1, LeftReason.DONE, 0, 0), 30.0)
         gangs.close(gang)
     assert [block.query.query_id for block in gangs.running(40.0)] == [2]
-    gangs.leave(Left(last.lease, 0, 1, LeftReason.DONE, 0, 0), 50.0)
+    gangs.leave(LeaseLeft(last.lease, 0, 1, LeftReason.DONE, 0, 0), 50.0)
     assert not gangs.running(60.0)

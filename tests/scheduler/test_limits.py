@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gangway.executor.slots import GOES_ON
 from gangway.scheduler.messages import LoadModel, decode, encode
-from gangway.scheduler.models import KEPT_US, Limits
+from gangway.scheduler.models import KEPT_US, RateLimiter
 from gangway.scheduler.policy import Query
 
 
@@ -21,8 +21,8 @@ def ids(queries: Sequence[Query]) -> list[int]:
     return [query.query_id for query in queries]
 
 
-def limits_of(*models: LoadModel) -> Limits:
-    limits = Limits()
+def limits_of(*models: LoadModel) -> RateLimiter:
+    limits = RateLimiter()
     for spec in models:
         limits.add(spec)
     return limits
@@ -87,7 +87,7 @@ def test_models_share_a_resource() -> None:
     assert ids(limits.admissible([query(3, 2), query(4, 2)], [], 9)) == [3]
 
 
-def run(limits: Limits, models: Sequence[int], turns: int) -> list[int]:
+def run(limits: RateLimiter, models: Sequence[int], turns: int) -> list[int]:
     """Whose turn it is, when always one query of each model waits."""
     order = []
     for _ in range(turns):

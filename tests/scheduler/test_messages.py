@@ -7,7 +7,7 @@ import pytest
 
 from gangway.base.peer import peer_sockets
 from gangway.scheduler.messages import (
-    Begin,
+    BeginServing,
     ControlMessage,
     LoadModel,
     WorkerDied,
@@ -41,9 +41,9 @@ def test_anything_else_is_refused(packet: bytes) -> None:
 def test_packets_keep_their_borders_and_never_block() -> None:
     left, right = (control_peer(end) for end in peer_sockets())
     assert left.receive() is None
-    for message in (LOAD, WorkerDied(1, 99), Begin()):
+    for message in (LOAD, WorkerDied(1, 99), BeginServing()):
         right.send(message)
-    assert [left.receive() for _ in range(4)] == [LOAD, WorkerDied(1, 99), Begin(), None]
+    assert [left.receive() for _ in range(4)] == [LOAD, WorkerDied(1, 99), BeginServing(), None]
     with pytest.raises(BlockingIOError):
         for _ in range(100_000):
             right.send(LOAD)
@@ -53,5 +53,5 @@ def test_packets_keep_their_borders_and_never_block() -> None:
     with pytest.raises(EOFError):
         left.receive()
     with pytest.raises(BrokenPipeError):
-        left.send(Begin())
+        left.send(BeginServing())
     left.close()

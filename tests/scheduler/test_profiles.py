@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_profile, policy_profile, scaled_profile, served_profile
 
-MACHINE = Machine("0" * 12, "CPU", 6, "avx2", 1e5, 2e4)
+MACHINE = ProfiledMachine("0" * 12, "CPU", 6, "avx2", 1e5, 2e4)
 
 
 def profile(cores: tuple[int, ...], times_us: tuple[float, ...]) -> Profile:

@@ -3,7 +3,7 @@
 import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.messages import Load, unpack
+from gangway.executor.messages import LoadArtifact, unpack
 from gangway.scheduler.resources import WorkerTable
 
 KEY = "ab" * 32
@@ -25,7 +25,7 @@ def table(control):
 
 
 def test_a_worker_that_is_loading_goes_on_working(table):
-    table.order_all(Load(3, KEY))
+    table.order_all(LoadArtifact(3, KEY))
     assert table.free == (0, 1) and table.in_service == 2
     table.answer(1, 3, has_model=True)
     assert not table.all_have(3) and not table.none_has(3)
@@ -52,12 +52,12 @@ def test_only_a_worker_in_service_gives_way_while_it_loads(control, table):
     def sent(index):
         return unpack(control.command_rings[index].receive())
 
-    table.order_all(Load(3, KEY))
-    assert [sent(index) for index in range(2)] == [Load(3, KEY), Load(3, KEY)]
+    table.order_all(LoadArtifact(3, KEY))
+    assert [sent(index) for index in range(2)] == [LoadArtifact(3, KEY), LoadArtifact(3, KEY)]
     for index in range(2):
         table.answer(index, 3, has_model=True)
     table.serve(3, True)
-    table.start(1, pid=200, loads=[Load(3, KEY), Load(4, KEY)])
-    assert sent(1) == Load(3, KEY, at_once=True), "nobody can use it before"
+    table.start(1, pid=200, loads=[LoadArtifact(3, KEY), LoadArtifact(4, KEY)])
+    assert sent(1) == LoadArtifact(3, KEY, at_once=True), "nobody can use it before"
     table.answer(1, 3, has_model=True)
-    assert sent(1) == Load(4, KEY), "gangs can have it now"
+    assert sent(1) == LoadArtifact(4, KEY), "gangs can have it now"

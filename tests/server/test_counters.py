@@ -16,10 +16,10 @@ from gangway.protos import StatusCode
 from gangway.server import statistics as counters
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.serving.inference.response_cache import ENTRY_BYTES, Key, ResponseCache
-from gangway.server.statistics import TIME_BOUNDS_NS, Statistics, StatisticsTable, Times
+from gangway.server.statistics import TIME_BOUNDS_NS, RequestTimes, Statistics, StatisticsTable
 
 MODEL = 5
-TIMES = Times(total=4_000_000, queue=1_000_000, compute_input=2, compute_infer=3_000_000, compute_output=1)
+TIMES = RequestTimes(total=4_000_000, queue=1_000_000, compute_input=2, compute_infer=3_000_000, compute_output=1)
 # Counts without end, in the place of front end 1; says when it has begun.
 COUNTER = """
 import sys

@@ -9,12 +9,12 @@ import pytest
 from gangway.artifact.profile import whole_machine_id
 from gangway.scheduler.messages import LoadModel, UseSchedule
 from gangway.scheduler.stages.found import FoundSchedule, write_found
-from gangway.scheduler.stages.ir import Segment
+from gangway.scheduler.stages.ir import StreamSegment
 from gangway.server.control.repository.schedules import FoundSchedules
 
 TARGET, CORES = "avx2", 2
 KEYS = ("a" * 64, "b" * 64)
-STAGES = ((Segment(0, 0, 2, 1), Segment(1, 0, 4, 1)),)
+STAGES = ((StreamSegment(0, 0, 2, 1), StreamSegment(1, 0, 4, 1)),)
 FOUND = FoundSchedule(
     KEYS, ("one", "two"), (2, 4), whole_machine_id(TARGET), CORES, "random", ((), ()), STAGES, 1000.0, 1500.0, 1000.0,
     2, 1.0,

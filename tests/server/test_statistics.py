@@ -8,13 +8,13 @@ from gangway.protos import StatusCode
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import FIRST_RESPONSE, response_bounds_ns
-from gangway.server.statistics import MAX_RESPONSE_BOUNDS, REASONS, TIME_BOUNDS_NS, Duration, Statistics, Times
+from gangway.server.statistics import MAX_RESPONSE_BOUNDS, REASONS, TIME_BOUNDS_NS, Duration, RequestTimes, Statistics
 
 MS = 1_000_000
 
 
-def times(total_ms: int) -> Times:
-    return Times(total_ms * MS, 1 * MS, 2 * MS, (total_ms - 4) * MS, 1 * MS)
+def times(total_ms: int) -> RequestTimes:
+    return RequestTimes(total_ms * MS, 1 * MS, 2 * MS, (total_ms - 4) * MS, 1 * MS)
 
 
 def test_bounds_reach_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:

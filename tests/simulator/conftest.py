@@ -8,7 +8,7 @@ import pytest
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Snapshot
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.block import Block
+from gangway.simulator.block import SimulatedBlock
 from gangway.simulator.machine import Observer
 from gangway.simulator.measured import MeasuredModel
 from gangway.workload.arrivals import Arrivals
@@ -92,7 +92,7 @@ class Ledger(Observer):
     def __init__(self) -> None:
         self.stretches: list[tuple[int, tuple[int, ...], int, int, float, float]] = []
 
-    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+    def ran(self, block: SimulatedBlock, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
         self.stretches.append((block.query.query_id, block.cores, begin_layer, end_layer, begin_us, end_us))
 
 

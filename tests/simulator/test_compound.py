@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.stages.former import Plan
+from gangway.scheduler.stages.former import StagePlan
 from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequential
 from gangway.server.cli import main
 from gangway.simulator.compound import Staged, compare, makespan_us, today_us
@@ -75,7 +75,7 @@ def test_others_keep_their_targets_beside_compound_tasks():
     machine = replace(machine, models={**machine.models, **best_effort})
     streams = (machine.models[0], machine.models[1])
     stages = schedule(streams, parallel(streams), 8)
-    plan = Plan((0, 1), stages, 8, schedule_us(streams, stages))
+    plan = StagePlan((0, 1), stages, 8, schedule_us(streams, stages))
     runs = compare_loaded(machine, plan, 250, seed=1)
     for run in runs:
         assert run.planned.in_time >= run.today.in_time - 0.01

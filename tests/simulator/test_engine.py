@@ -8,7 +8,7 @@ from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.simulator.loop import ARRIVALS_AT_ONCE, ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
-from gangway.simulator.results import REFUSED, UNFINISHED, Limits
+from gangway.simulator.results import REFUSED, UNFINISHED, SimulationLimits
 from tests.simulator.conftest import Scripted, profile, trace
 
 WHOLE = {0: profile([100.0, 200.0, 100.0])}  # 400 us on one core, 200 on two
@@ -240,11 +240,15 @@ def test_a_stop_takes_the_place_of_shrinking_and_growing_that_of_it():
 def test_a_simulation_is_given_up_when_its_limits_are_exceeded():
     models = {0: replace(WHOLE[0], qos_us=500.0)}
     arrivals = trace(*((0, 0),) * 10)
-    result = simulate(make_policy("edf"), models, arrivals, Machine(2), limits=Limits(range(10), 2, (10,), 100))
+    result = simulate(
+        make_policy("edf"), models, arrivals, Machine(2), limits=SimulationLimits(range(10), 2, (10,), 100)
+    )
     assert result.gave_up
     statuses = result.outcomes.status.tolist()
     assert statuses.count(UNFINISHED) == 10 - 2 - 3, "two in time, and the third that is late is one too many"
-    crowded = simulate(make_policy("edf"), models, arrivals, Machine(2), limits=Limits(range(10), 10, (10,), 5))
+    crowded = simulate(
+        make_policy("edf"), models, arrivals, Machine(2), limits=SimulationLimits(range(10), 10, (10,), 5)
+    )
     assert crowded.gave_up and set(crowded.outcomes.status) == {UNFINISHED}
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from gangway.artifact.format import MANIFEST_FILE
 from gangway.artifact.precision import BF16
-from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
+from gangway.artifact.profile import (
+    InterferencePoint,
+    LayerProfile,
+    Profile,
+    ProfiledMachine,
+    ProfileError,
+    write_profile,
+)
 from gangway.artifact.reader import read_manifest
 from gangway.base.json_codec import encode
 from gangway.simulator.kernel_generation import recorded_generation
@@ -21,7 +28,7 @@ from gangway.simulator.measured import (
     session_spread,
 )
 
-OTHER_MACHINE = Machine("1" * 12, "cpu", 2, "avx2", 1.0, 1.0)
+OTHER_MACHINE = ProfiledMachine("1" * 12, "cpu", 2, "avx2", 1.0, 1.0)
 
 
 def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
@@ -30,7 +37,7 @@ def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
     points = tuple(
         InterferencePoint("stream", share, level) for share, level in zip((25, 50, 100), levels, strict=True)
     )
-    machine = Machine("0" * 12, "cpu", 2, "avx2", 1.0, 1.0)
+    machine = ProfiledMachine("0" * 12, "cpu", 2, "avx2", 1.0, 1.0)
     return Profile(
         key, "mlp", machine, (1, 2), batches, (layer,) * layers, grid, grid, points, 1, (5,) * len(batches), 0.01, 1.0
     )

@@ -12,8 +12,8 @@ from gangway.simulator.contention import Contention
 from gangway.simulator.rates import (
     LASTING,
     QUERIES,
-    Goal,
     RateEstimate,
+    RateGoal,
     capacity_bound,
     estimate_both,
     estimate_rate,
@@ -60,7 +60,7 @@ def test_a_burst_is_no_rate() -> None:
     rate_per_s = 1.1 * capacity_bound(scenario)
     burst = run_policy(DEFAULT_POLICY, scenario, rate_per_s, 60, 1).summary.total.satisfied["target"]
     assert (burst or 0) > 0.95
-    assert share_in_time(DEFAULT_POLICY, scenario, Goal(each=True), rate_per_s, QUERIES, 1) < 0.95
+    assert share_in_time(DEFAULT_POLICY, scenario, RateGoal(each=True), rate_per_s, QUERIES, 1) < 0.95
 
 
 @pytest.mark.parametrize("contention", [None, Contention()])
@@ -88,7 +88,7 @@ def _halved(scenario: Scenario) -> Scenario:
 
 def test_no_search_exceeds_the_bound_and_it_says_so() -> None:
     scenario = make_scenario(parse_mix("mobilenetv2=1").with_qos(Qos(milliseconds=100)), 2)
-    found = estimate_rate(DEFAULT_POLICY, scenario, Goal(0.01), 50, [1])
+    found = estimate_rate(DEFAULT_POLICY, scenario, RateGoal(0.01), 50, [1])
     assert found.limited == 1, "a hundredth is in time at any rate"
     assert 0.97 * capacity_bound(scenario) <= found.mean_per_s <= capacity_bound(scenario)
 
@@ -96,8 +96,8 @@ def test_no_search_exceeds_the_bound_and_it_says_so() -> None:
 def test_a_search_begins_at_the_bound_at_most_and_below_its_usual_limit_if_told_to() -> None:
     scenario = make_scenario(read_mix("medium"), 16)
     bound_per_s = capacity_bound(scenario)
-    high = search_rate(DEFAULT_POLICY, scenario, Goal(0.95), 50, 1, start_per_s=100 * bound_per_s)
-    low = search_rate(DEFAULT_POLICY, scenario, Goal(0.95), 50, 1, start_per_s=bound_per_s / 1e4)
+    high = search_rate(DEFAULT_POLICY, scenario, RateGoal(0.95), 50, 1, start_per_s=100 * bound_per_s)
+    low = search_rate(DEFAULT_POLICY, scenario, RateGoal(0.95), 50, 1, start_per_s=bound_per_s / 1e4)
     assert high.probes[0].rate_per_s == pytest.approx(bound_per_s)
     assert low.probes[0].rate_per_s == pytest.approx(bound_per_s / 1e4)
     assert high.rate_per_s == pytest.approx(low.rate_per_s, rel=0.07) and high.rate_per_s > 0
@@ -107,14 +107,14 @@ def test_two_goals_are_searched_with_shared_runs() -> None:
     """The rates are those of searches of their own."""
     scenario = make_scenario(read_mix("medium"), 16)
     both = estimate_both("edf", scenario, 0.95, 200, [1])
-    alone = [estimate_rate("edf", scenario, Goal(0.95, each), 200, [1]) for each in (False, True)]
+    alone = [estimate_rate("edf", scenario, RateGoal(0.95, each), 200, [1]) for each in (False, True)]
     assert [one.rates_per_s for one in both] == [one.rates_per_s for one in alone]
 
 
 def test_each_model_is_a_harder_goal_than_all_queries():
     scenario = make_scenario(read_mix("medium"), 16)
-    total = search_rate("edf", scenario, Goal(0.95), 400, seed=1).rate_per_s
-    each = search_rate("edf", scenario, Goal(0.95, each=True), 400, seed=1)
+    total = search_rate("edf", scenario, RateGoal(0.95), 400, seed=1).rate_per_s
+    each = search_rate("edf", scenario, RateGoal(0.95, each=True), 400, seed=1)
     assert 0 < each.rate_per_s <= total
     assert {probe.share >= 0.95 for probe in each.probes} == {True, False}
 
@@ -130,8 +130,8 @@ def test_rates_of_several_seeds_have_an_interval():
 
 def test_each_seed_is_searched_from_the_rate_before():
     scenario = make_scenario(read_mix("medium"), 16)
-    found = estimate_rate("edf", scenario, Goal(0.95), 200, range(1, 4))
+    found = estimate_rate("edf", scenario, RateGoal(0.95), 200, range(1, 4))
     assert len(found.rates_per_s) == 3 and min(found.rates_per_s) > 0
-    alone = search_rate("edf", scenario, Goal(0.95), 200, 3)
+    alone = search_rate("edf", scenario, RateGoal(0.95), 200, 3)
     assert found.rates_per_s[2] == pytest.approx(alone.rate_per_s, rel=0.05)
     assert len(found.probes[2]) < len(found.probes[0])

@@ -50,7 +50,7 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ZeroedRows:
     """Shares are replaced by 0 where a condition is `zero_where`. `shares`: their name."""
 
     condition: str
@@ -58,13 +58,13 @@ class Choice:
     shares: str
 
     @staticmethod
-    def of_shares(editor: Editor, node: Node, shares: str) -> "Choice | None":
+    def of_shares(editor: Editor, node: Node, shares: str) -> "ZeroedRows | None":
         """Return what a Where makes of shares; None if it is something else."""
         condition, chosen, otherwise = node.inputs
         for other, kept, zero_where in ((chosen, otherwise, True), (otherwise, chosen, False)):
             value = editor.constants.get(other)
             if kept == shares and value is not None and not value.any():
-                return Choice(condition, zero_where, shares)
+                return ZeroedRows(condition, zero_where, shares)
         return None
 
     def reads(self, editor: Editor, name: str) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gangway.compiler.frontend.attention.empty_rows import Choice
+from gangway.compiler.frontend.attention.empty_rows import ZeroedRows
 from gangway.compiler.frontend.attention.heads import Context, Heads, Tensors, arranged
 from gangway.compiler.frontend.attention.scores import Bias, Scores, find_scores
 from gangway.compiler.frontend.graph import Editor, Node, Rule, number
@@ -78,7 +78,7 @@ class _Product(NamedTuple):
     """The product of shares with values, or of both turned; `choices`: which shares are replaced by 0 before it."""
 
     context: Node
-    choices: tuple[Choice, ...]
+    choices: tuple[ZeroedRows, ...]
     is_turned: bool = False
 
     def values(self, editor: Editor) -> View | None:
@@ -96,14 +96,14 @@ def _product_of_shares(editor: Editor, softmax: Node) -> _Product | None:
     default = -1 if editor.graph.opset >= LAST_AXIS_OPSET else 1
     if softmax.attributes.get("axis", default) % rank != rank - 1:
         return None
-    name, choices = softmax.outputs[0], list[Choice]()
+    name, choices = softmax.outputs[0], list[ZeroedRows]()
     while True:
         readers = editor.readers[name]
         if editor.uses[name] != len(readers) or not readers:  # an output, too
             return None
         choosing = next((node for node in readers if node.operator == "Where"), None)
         if choosing:
-            choice = Choice.of_shares(editor, choosing, name)
+            choice = ZeroedRows.of_shares(editor, choosing, name)
             if choice is None or len(readers) != 1 + choice.reads(editor, name):
                 return None
             choices.append(choice)
@@ -136,7 +136,7 @@ def _turned(view: View) -> View:
 
 
 def _empty_rows(
-    editor: Editor, choices: tuple[Choice, ...], scores: Scores, name: str
+    editor: Editor, choices: tuple[ZeroedRows, ...], scores: Scores, name: str
 ) -> tuple[EmptyRows, Scores] | None:
     """Return what rows become whose keys are all hidden, and the scores, in which what hides them is minus infinity.
 

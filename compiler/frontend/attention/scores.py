@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.compiler.frontend.attention.empty_rows import Choice, Mask
+from gangway.compiler.frontend.attention.empty_rows import Mask, ZeroedRows
 from gangway.compiler.frontend.graph import Editor, Node
 from gangway.compiler.frontend.views import Run, View, merged, view_of, whole
 
@@ -61,7 +61,7 @@ class Scores:
         return replace(self, biases=(*self.biases, bias)) if bias else None
 
 
-def find_scores(editor: Editor, softmax: Node, choices: Collection[Choice]) -> Scores | None:
+def find_scores(editor: Editor, softmax: Node, choices: Collection[ZeroedRows]) -> Scores | None:
     """Return what a softmax reads; `choices` may read it, too. None if it is no score of an attention."""
     name = softmax.inputs[0]
     shape, reads = editor.shape(name), sum(choice.reads(editor, name) for choice in choices)

@@ -12,17 +12,17 @@ from functools import partial, reduce
 import numpy as np
 
 from gangway.compiler.frontend.batch import numbers as of
-from gangway.compiler.frontend.batch.numbers import ROW, UNKNOWN, Numbers, UndecidedError
-from gangway.compiler.frontend.batch.places import Operands, Tensor
+from gangway.compiler.frontend.batch.numbers import ROW, UNKNOWN, AffineNumbers, UndecidedError
+from gangway.compiler.frontend.batch.places import BatchedTensor, Operands
 from gangway.compiler.frontend.graph import single
 from gangway.compiler.frontend.shapes.rules import slice_range
 from gangway.compiler.kernels.specs import Array
 
-NumberRule = Callable[[Operands, tuple[Tensor, ...]], list[Numbers]]
+NumberRule = Callable[[Operands, tuple[BatchedTensor, ...]], list[AffineNumbers]]
 _MOST_FOLDED = 16  # along an axis that is multiplied up, or of which the largest number is sought
 
 
-def _whole(op: Operands, index: int) -> Numbers:
+def _whole(op: Operands, index: int) -> AffineNumbers:
     """Return an input's numbers, of the shape that it has at batch 1."""
     shape = op.shapes[index]
     return op.numbers[index].each(lambda part: np.broadcast_to(part, shape))
@@ -31,7 +31,7 @@ def _whole(op: Operands, index: int) -> Numbers:
 def _reordered(change: Callable[[Array, Operands], Array]) -> NumberRule:
     """A rule for an operator that puts the numbers of input 0 elsewhere, each part of them alike."""
 
-    def rule(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+    def rule(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         if op.numbers[0] is UNKNOWN:
             return [UNKNOWN]
         return [_whole(op, 0).each(lambda part: change(part, op))]
@@ -70,20 +70,20 @@ def _sliced(part: Array, op: Operands) -> Array:
     return part
 
 
-def _joined(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _joined(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     axis = op.node.attributes["axis"]
     parts = [_whole(op, index) for index in range(len(op.tensors))]
     return [of.join(parts, lambda arrays: np.concatenate(arrays, axis=axis))]
 
 
-def _split(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _split(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     axis = single(op.node.attributes, "axis", 0, len(op.shapes[0]))
     ends = np.cumsum([output.shape[axis] for output in outputs])
     places = [np.arange(end - output.shape[axis], end) for end, output in zip(ends, outputs, strict=True)]
     return [_whole(op, 0).each(partial(np.take, indices=at, axis=axis)) for at in places]
 
 
-def _picked(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _picked(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     """By constant places along an axis; otherwise all numbers must depend on the batch alike."""
     places = op.values[1]
     if op.node.operator != "Gather" or places is None:
@@ -92,7 +92,7 @@ def _picked(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     return [_whole(op, 0).each(partial(np.take, indices=places.astype(np.int64), axis=axis))]
 
 
-def _changed(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _changed(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     """Some numbers of input 0 become numbers of input 2."""
     data, updates = op.numbers[0], op.numbers[2]
     if op.node.attributes.get("reduction", b"none") != b"none":
@@ -100,15 +100,15 @@ def _changed(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     return [of.either(_alike(data), _alike(updates))]
 
 
-def _alike(numbers: Numbers) -> Numbers:
+def _alike(numbers: AffineNumbers) -> AffineNumbers:
     """Return any of the numbers, all of which must depend on the batch alike."""
     if any(part.min() != part.max() for part in numbers.terms.values()):
         raise UndecidedError("data pick numbers that depend on the batch in several ways")
     terms = {powers: part.max() for powers, part in numbers.terms.items()}
-    return Numbers(np.min(numbers.low), np.max(numbers.high), terms)
+    return AffineNumbers(np.min(numbers.low), np.max(numbers.high), terms)
 
 
-def _cast(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _cast(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     numbers, kinds = op.numbers[0], [np.dtype(tensor.dtype).kind for tensor in (op.tensors[0], outputs[0])]
     if kinds[0] == "b" and numbers is UNKNOWN:
         numbers = of.between(0, 1)
@@ -117,21 +117,21 @@ def _cast(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     return [numbers if kinds[1] == "f" else _rounded(np.trunc, numbers)]
 
 
-def _rounded(change: Callable[[Array], Array], numbers: Numbers) -> Numbers:
+def _rounded(change: Callable[[Array], Array], numbers: AffineNumbers) -> AffineNumbers:
     if any((part % 1).any() for part in numbers.terms.values()):
         raise UndecidedError("a fraction that depends on the batch is rounded")
-    return Numbers(change(numbers.low), change(numbers.high), numbers.terms)
+    return AffineNumbers(change(numbers.low), change(numbers.high), numbers.terms)
 
 
 def _compared(
-    holds: Callable[[Array, Array], Array], fails: Callable[[Array, Array], Array], numbers: Numbers
-) -> Numbers:
+    holds: Callable[[Array, Array], Array], fails: Callable[[Array, Array], Array], numbers: AffineNumbers
+) -> AffineNumbers:
     """Return whether something holds, as bounds of the numbers say."""
     low, high = numbers.span()
     yes, no = holds(low, high), fails(low, high)
     if numbers.terms and not (yes | no).all():
         raise UndecidedError("a comparison depends on the batch")
-    return Numbers(yes.astype(np.float64), (~no).astype(np.float64))
+    return AffineNumbers(yes.astype(np.float64), (~no).astype(np.float64))
 
 
 def _comparison(
@@ -139,7 +139,7 @@ def _comparison(
 ) -> NumberRule:
     """A rule for what is said of the difference of two inputs, or of the reverse one."""
 
-    def rule(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+    def rule(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         first, second = op.numbers[::-1] if reverse else op.numbers
         return [_compared(holds, fails, of.subtract(first, second))]
 
@@ -162,20 +162,20 @@ def _is_not_zero(low: Array, high: Array) -> Array:
     return (low > 0) | (high < 0)
 
 
-def _larger(first: Numbers, second: Numbers) -> Numbers:
+def _larger(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     low, high = of.subtract(first, second).span()
     if not ((low >= 0) | (high <= 0)).all():
         if first.terms or second.terms:
             raise UndecidedError("which number is larger depends on the batch")
-        return Numbers(np.maximum(first.low, second.low), np.maximum(first.high, second.high))
+        return AffineNumbers(np.maximum(first.low, second.low), np.maximum(first.high, second.high))
     return of.select(low >= 0, first, second)
 
 
-def _smaller(first: Numbers, second: Numbers) -> Numbers:
+def _smaller(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     return of.negative(_larger(of.negative(first), of.negative(second)))
 
 
-def _clipped(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _clipped(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     found = op.numbers[0]
     for index, (name, change) in enumerate((("min", _larger), ("max", _smaller)), start=1):
         given = op.node.attributes.get(name)
@@ -186,62 +186,64 @@ def _clipped(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     return [found]
 
 
-def _two(make: Callable[[Numbers, Numbers], Numbers]) -> NumberRule:
+def _two(make: Callable[[AffineNumbers, AffineNumbers], AffineNumbers]) -> NumberRule:
     """A rule for an operator of two inputs, or of any number of them."""
 
-    def rule(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+    def rule(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         return [reduce(make, op.numbers)]
 
     return rule
 
 
-def _one(make: Callable[[Numbers], Numbers]) -> NumberRule:
-    def rule(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _one(make: Callable[[AffineNumbers], AffineNumbers]) -> NumberRule:
+    def rule(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         return [make(op.numbers[0])]
 
     return rule
 
 
-def _divided(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _divided(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     first, second = op.numbers
     return [of.divide(first, second, whole=np.dtype(outputs[0].dtype).kind in "iu")]
 
 
-def _modulo(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _modulo(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     first, second = op.numbers
     if op.node.attributes.get("fmod", 0) and (first.span()[0] < 0).any():
         raise UndecidedError("what is divided may be negative")
     return [of.remainder(first, second)]
 
 
-def _absolute(numbers: Numbers) -> Numbers:
+def _absolute(numbers: AffineNumbers) -> AffineNumbers:
     return _larger(numbers, of.negative(numbers))
 
 
-def _negated(numbers: Numbers) -> Numbers:
+def _negated(numbers: AffineNumbers) -> AffineNumbers:
     """Return what is true where a truth value is not."""
     low, high = np.maximum(numbers.low, 0), np.minimum(numbers.high, 1)
-    return Numbers(1 - high, 1 - low)
+    return AffineNumbers(1 - high, 1 - low)
 
 
-def _all(first: Numbers, second: Numbers) -> Numbers:
-    return Numbers(np.minimum(first.low, second.low).clip(0, 1), np.minimum(first.high, second.high).clip(0, 1))
+def _all(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
+    return AffineNumbers(np.minimum(first.low, second.low).clip(0, 1), np.minimum(first.high, second.high).clip(0, 1))
 
 
-def _any(first: Numbers, second: Numbers) -> Numbers:
-    return Numbers(np.maximum(first.low, second.low).clip(0, 1), np.maximum(first.high, second.high).clip(0, 1))
+def _any(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
+    return AffineNumbers(np.maximum(first.low, second.low).clip(0, 1), np.maximum(first.high, second.high).clip(0, 1))
 
 
-def _where(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _where(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     condition, first, second = op.numbers
     chosen = condition.constant
     return [of.either(first, second) if chosen is None else of.select(chosen != 0, first, second)]
 
 
-def _reduced(sum_up: Callable[..., Array] | None, make: Callable[[Numbers, Numbers], Numbers]) -> NumberRule:
+def _reduced(
+    sum_up: Callable[..., Array] | None, make: Callable[[AffineNumbers, AffineNumbers], AffineNumbers]
+) -> NumberRule:
     """A rule for a reduction of one axis: of each part by `sum_up`, or number by number."""
 
-    def rule(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+    def rule(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
         axes, keep = op.axes() or range(len(op.shapes[0])), bool(op.node.attributes.get("keepdims", 1))
         found = _whole(op, 0)
         for axis in sorted(axes, reverse=True):
@@ -258,7 +260,7 @@ def _reduced(sum_up: Callable[..., Array] | None, make: Callable[[Numbers, Numbe
     return rule
 
 
-def _cumulated(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _cumulated(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     """Along an axis; along the batch, each row begins with the sum of those before it."""
     given, numbers = op.values[1], _whole(op, 0)
     if given is None:
@@ -280,18 +282,18 @@ def _cumulated(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     if constant is None or reverse or rows.before > 1:
         raise UndecidedError("sums run along the batch")
     own = sums(constant)
-    return [Numbers(own, own, {ROW: np.broadcast_to(constant.sum(axis, keepdims=True), own.shape)})]
+    return [AffineNumbers(own, own, {ROW: np.broadcast_to(constant.sum(axis, keepdims=True), own.shape)})]
 
 
-def _counted(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _counted(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     """`after` numbers for each row, or the same many in all batches."""
     (output,), (start, _, step) = outputs, op.numbers
     numbers = np.arange(output.shape[0], dtype=np.float64)
-    index = Numbers(numbers, numbers, {ROW: np.array(output.rows.after, np.float64)} if output.rows else {})
+    index = AffineNumbers(numbers, numbers, {ROW: np.array(output.rows.after, np.float64)} if output.rows else {})
     return [of.add(start, of.multiply(step, index))]
 
 
-def _place_along(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _place_along(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     """Numbers of places along an axis, the last output."""
     if any(tensor.varies for tensor in op.tensors):
         raise UndecidedError("what is compared depends on the batch")
@@ -300,7 +302,7 @@ def _place_along(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
     return [*(UNKNOWN for _ in outputs[1:]), of.between(0, op.shapes[0][axis] - 1)]
 
 
-def _nothing(op: Operands, outputs: tuple[Tensor, ...]) -> list[Numbers]:
+def _nothing(op: Operands, outputs: tuple[BatchedTensor, ...]) -> list[AffineNumbers]:
     return [UNKNOWN]
 
 

@@ -10,21 +10,23 @@ from typing import Any
 
 from onnx import numpy_helper, shape_inference
 
-from gangway.compiler.frontend.batch.places import Rows, Tensor
+from gangway.compiler.frontend.batch.places import BatchAxis, BatchedTensor
 from gangway.compiler.frontend.folding import CONSTANTS
 from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType, apply_rule
 from gangway.compiler.frontend.importer import graph_node
 from gangway.compiler.frontend.shape_inference import infer_shapes, model_proto, tensor_types
 from gangway.compiler.kernels.specs import Array
 
-Follow = Callable[[Graph, Mapping[str, Array], dict[str, Tensor]], Mapping[str, Tensor]]
+Follow = Callable[[Graph, Mapping[str, Array], dict[str, BatchedTensor]], Mapping[str, BatchedTensor]]
 BODIES = ("If", "Loop", "Scan")
 _DECIDES = "rows of the batch decide what is computed"
 _SMALL = 256  # elements of a constant that a shape can depend on
 _SCAN_WITHOUT_BATCH = 9  # the first operator set with it
 
 
-def rows_of_results(node: Node, tensors: Sequence[Tensor], graph: Graph, follow: Follow) -> tuple[Rows | None, ...]:
+def rows_of_results(
+    node: Node, tensors: Sequence[BatchedTensor], graph: Graph, follow: Follow
+) -> tuple[BatchAxis | None, ...]:
     """Return the places in the outputs of a node; `follow` returns what is known of the tensors of a graph.
 
     Raises UnsupportedModelError.
@@ -45,12 +47,12 @@ def rows_of_results(node: Node, tensors: Sequence[Tensor], graph: Graph, follow:
 
 
 def _loop(
-    node: Node, tensors: Sequence[Tensor], outer: Mapping[str, Tensor], graph: Graph, follow: Follow
-) -> tuple[Rows | None, ...]:
+    node: Node, tensors: Sequence[BatchedTensor], outer: Mapping[str, BatchedTensor], graph: Graph, follow: Follow
+) -> tuple[BatchAxis | None, ...]:
     if any(tensor.rows for tensor in tensors[:2]):
         raise node.mixed(_DECIDES)
     states = [_unknown(tensor) for tensor in tensors[2:]]
-    given = [Tensor((), "int64"), Tensor((), "bool"), *states]
+    given = [BatchedTensor((), "int64"), BatchedTensor((), "bool"), *states]
     again, *results = _results(node, "body", given, outer, graph, follow)
     if again:
         raise node.mixed(_DECIDES)
@@ -58,8 +60,8 @@ def _loop(
 
 
 def _scan(
-    node: Node, tensors: Sequence[Tensor], outer: Mapping[str, Tensor], graph: Graph, follow: Follow
-) -> tuple[Rows | None, ...]:
+    node: Node, tensors: Sequence[BatchedTensor], outer: Mapping[str, BatchedTensor], graph: Graph, follow: Follow
+) -> tuple[BatchAxis | None, ...]:
     if graph.opset < _SCAN_WITHOUT_BATCH:
         raise node.unsupported(f"Scan of opset {graph.opset}")
     count = node.attributes["num_scan_inputs"]
@@ -80,7 +82,7 @@ def _scan(
     return (*_kept(node, states, results), *map(_stacked, stacked, axes))
 
 
-def _kept(node: Node, states: Sequence[Tensor], results: Sequence[Rows | None]) -> list[Rows | None]:
+def _kept(node: Node, states: Sequence[BatchedTensor], results: Sequence[BatchAxis | None]) -> list[BatchAxis | None]:
     """Return the places in what each step changes, which must be where they were."""
     places = [tensor.rows for tensor in states]
     if places != list(results[: len(states)]):
@@ -88,19 +90,24 @@ def _kept(node: Node, states: Sequence[Tensor], results: Sequence[Rows | None]) 
     return places
 
 
-def _stacked(rows: Rows | None, axis: int) -> Rows | None:
+def _stacked(rows: BatchAxis | None, axis: int) -> BatchAxis | None:
     """Return the place in results of all steps beside each other."""
     return rows and replace(rows, axis=rows.axis + (axis <= rows.axis))
 
 
-def _unknown(tensor: Tensor) -> Tensor:
+def _unknown(tensor: BatchedTensor) -> BatchedTensor:
     """Return the tensor in any step: its numbers are not known."""
-    return Tensor(tensor.shape, tensor.dtype, tensor.rows)
+    return BatchedTensor(tensor.shape, tensor.dtype, tensor.rows)
 
 
 def _results(
-    node: Node, name: str, given: Sequence[Tensor], outer: Mapping[str, Tensor], graph: Graph, follow: Follow
-) -> list[Rows | None]:
+    node: Node,
+    name: str,
+    given: Sequence[BatchedTensor],
+    outer: Mapping[str, BatchedTensor],
+    graph: Graph,
+    follow: Follow,
+) -> list[BatchAxis | None]:
     """Return the places in what a graph in an attribute makes of its inputs and of tensors outside of it."""
     body = node.attributes[name]
     inputs = {value.name: tensor for value, tensor in zip(body.input, given, strict=True)}
@@ -115,7 +122,9 @@ def _results(
     return [None if tensor is None else tensor.rows for tensor in results]
 
 
-def _graph(node: Node, body: Any, known: Mapping[str, Tensor], constants: Mapping[str, Array], graph: Graph) -> Graph:
+def _graph(
+    node: Node, body: Any, known: Mapping[str, BatchedTensor], constants: Mapping[str, Array], graph: Graph
+) -> Graph:
     """Return a graph in an attribute as one of its own, with the shapes at batch 1 and in a larger batch."""
     values = {**constants, **{tensor.name: numpy_helper.to_array(tensor) for tensor in body.initializer}}
     try:
@@ -136,7 +145,7 @@ def _graph(node: Node, body: Any, known: Mapping[str, Tensor], constants: Mappin
 
 
 def _types(
-    body: Any, known: Mapping[str, Tensor], values: Mapping[str, Array], graph: Graph, rows: int
+    body: Any, known: Mapping[str, BatchedTensor], values: Mapping[str, Array], graph: Graph, rows: int
 ) -> dict[str, TensorType]:
     """Return the types of a body's tensors in a batch of `rows`. Raises shape_inference.InferenceError."""
     given = {name: TensorType(_shape(tensor, rows), tensor.dtype) for name, tensor in known.items()}
@@ -149,7 +158,7 @@ def _types(
     return tensor_types([*inferred.input, *inferred.value_info, *inferred.output])
 
 
-def _shape(tensor: Tensor, rows: int) -> tuple[int, ...]:
+def _shape(tensor: BatchedTensor, rows: int) -> tuple[int, ...]:
     shape = list(tensor.shape)
     if tensor.rows:
         shape[tensor.rows.axis] *= rows

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from gangway.compiler.frontend.batch.numbers import ROW, ROWS, Numbers
-from gangway.compiler.frontend.batch.places import Operands, Rows
+from gangway.compiler.frontend.batch.numbers import ROW, ROWS, AffineNumbers
+from gangway.compiler.frontend.batch.places import BatchAxis, Operands
 from gangway.compiler.frontend.graph import single
 
 _BEYOND_ANY_BATCH = 10**9  # rows: a request has fewer bytes
 _PICKS = "it picks rows of the batch"
 
 
-def gather(op: Operands) -> Rows | None:
+def gather(op: Operands) -> BatchAxis | None:
     """Data without the batch and indices with it, or the reverse along another axis, or a row's own items."""
     data, indices = op.rows
     axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
@@ -36,7 +36,7 @@ def gather(op: Operands) -> Rows | None:
     return replace(indices, axis=indices.axis + axis)
 
 
-def elements(op: Operands) -> Rows | None:
+def elements(op: Operands) -> BatchAxis | None:
     """Data, places and, if any, new numbers with the batch on the same axis."""
     axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
     data, indices, *new = op.rows
@@ -54,7 +54,7 @@ def elements(op: Operands) -> Rows | None:
     return data if new else indices
 
 
-def gather_nd(op: Operands) -> Rows | None:
+def gather_nd(op: Operands) -> BatchAxis | None:
     """Tuples of places in the axes after the first `batch_dims`."""
     data, indices = op.rows
     shared, rank = op.node.attributes.get("batch_dims", 0), len(op.shapes[1]) - 1
@@ -69,7 +69,7 @@ def gather_nd(op: Operands) -> Rows | None:
     return _placed(op, data, shared)
 
 
-def scatter_nd(op: Operands) -> Rows | None:
+def scatter_nd(op: Operands) -> BatchAxis | None:
     """Each row of the batch gets its own new numbers."""
     data, _, updates = op.rows
     if not any(op.rows):
@@ -80,7 +80,7 @@ def scatter_nd(op: Operands) -> Rows | None:
     return data
 
 
-def _placed(op: Operands, data: Rows, shared: int) -> Rows:
+def _placed(op: Operands, data: BatchAxis, shared: int) -> BatchAxis:
     """Return the place in what tuples pick, which are input 1: behind them, or where they say which row they are of."""
     indices, numbers = op.rows[1], op.numbers[1]
     *outer, depth = op.shapes[1]
@@ -100,13 +100,13 @@ def _placed(op: Operands, data: Rows, shared: int) -> Rows:
     return indices
 
 
-def _require_same(op: Operands, numbers: Numbers) -> None:
+def _require_same(op: Operands, numbers: AffineNumbers) -> None:
     """Raise UnsupportedModelError if the places depend on the batch."""
     if numbers.terms:
         raise op.unknown("which numbers it picks depends on the batch")
 
 
-def _require_own(op: Operands, numbers: Numbers, data: Rows) -> None:
+def _require_own(op: Operands, numbers: AffineNumbers, data: BatchAxis) -> None:
     """Raise UnsupportedModelError unless all places along the batch are in the row that they are of."""
     terms = dict(numbers.terms)
     step, outer = terms.pop(ROW, np.zeros(())), terms.pop(ROWS, np.zeros(()))
@@ -118,7 +118,7 @@ def _require_own(op: Operands, numbers: Numbers, data: Rows) -> None:
         raise op.unknown("data may lead from one row of the batch to another")
 
 
-def slice_(op: Operands) -> Rows:
+def slice_(op: Operands) -> BatchAxis:
     """Along the batch all of it, or whole parts outside of it."""
     rows, shape = op.rows[0], op.shapes[0]
     if rows is None or any(op.rows[1:]):
@@ -136,7 +136,7 @@ def slice_(op: Operands) -> Rows:
     return rows
 
 
-def _part(op: Operands, rows: Rows, own: int, many: int) -> int:
+def _part(op: Operands, rows: BatchAxis, own: int, many: int) -> int:
     """Return the part outside of the batch at whose begin a slice begins or ends; the place is own + many n."""
     part, rest = divmod(many, rows.after)
     if own or rest:
@@ -172,7 +172,7 @@ def _multiples(op: Operands, index: int) -> list[tuple[int, int]]:
     return [(int(at_one) - int(factor), int(factor)) for at_one, factor in zip(value.ravel(), many, strict=True)]
 
 
-def split(op: Operands) -> Rows | tuple[Rows, ...]:
+def split(op: Operands) -> BatchAxis | tuple[BatchAxis, ...]:
     """Parts of another axis, or whole parts outside of the batch."""
     rows, rank = op.rows[0], len(op.shapes[0])
     if rows is None or any(op.rows[1:]):
@@ -192,7 +192,7 @@ def split(op: Operands) -> Rows | tuple[Rows, ...]:
     return replace(rows, before=rows.before // count)
 
 
-def concat(op: Operands) -> Rows:
+def concat(op: Operands) -> BatchAxis:
     """Beside the batch, which all inputs have, or one outside of the other."""
     axis = op.node.attributes["axis"] % len(op.output)
     places = [rows for rows in op.rows if rows]
@@ -205,7 +205,7 @@ def concat(op: Operands) -> Rows:
     return op.common(iter(places))
 
 
-def expand(op: Operands) -> Rows | None:
+def expand(op: Operands) -> BatchAxis | None:
     """The axis that is a multiple of the number of rows, where the tensor itself does not depend on the batch."""
     rank, x, grown = len(op.output), op.rows[0], op.grown(1)
     place = replace(x, axis=x.axis + rank - len(op.shapes[0])) if x else None
@@ -222,7 +222,7 @@ def expand(op: Operands) -> Rows | None:
     return place
 
 
-def tile(op: Operands) -> Rows | None:
+def tile(op: Operands) -> BatchAxis | None:
     """Copies of a tensor for each row, or more copies of all rows."""
     x, grown = op.rows[0], op.grown(1)
     if x is None:
@@ -232,12 +232,12 @@ def tile(op: Operands) -> Rows | None:
     return replace(x, before=x.before * int(times.ravel()[x.axis]))
 
 
-def filled(op: Operands) -> Rows | None:
+def filled(op: Operands) -> BatchAxis | None:
     """A tensor of one number, whose shape is the input."""
     return op.grown(0)
 
 
-def counted(op: Operands) -> Rows | None:
+def counted(op: Operands) -> BatchAxis | None:
     """Numbers from one to another: `after` for each row, if their count is a multiple of the number of rows."""
     start, limit, step = op.numbers
     if any(op.rows) or step.constant is None or start.own is None or limit.own is None:
@@ -248,4 +248,4 @@ def counted(op: Operands) -> Rows | None:
     many = length.pop(ROWS, np.zeros(())) / step.constant
     if any(length.values()) or limit.own - start.own or many % 1 or many <= 0:
         raise op.unknown("how many numbers there are is no multiple of the number of rows")
-    return Rows(0, after=int(many))
+    return BatchAxis(0, after=int(many))

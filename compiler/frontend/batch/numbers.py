@@ -25,7 +25,7 @@ class UndecidedError(Exception):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class AffineNumbers:
     """The own part lies between `low` and `high`, equal if it is constant; `terms` are the others, by their powers.
 
     All are float64, of shapes that can be repeated to the tensor's at batch 1. Where numbers depend on the batch in
@@ -47,7 +47,7 @@ class Numbers:
         """The numbers, None if they depend on data or on the batch."""
         return None if self.terms else self.own
 
-    def each(self, change: Callable[[Array], Array]) -> "Numbers":
+    def each(self, change: Callable[[Array], Array]) -> "AffineNumbers":
         """Return the numbers in other places: `change` does the same to every part."""
         return _made(change(self.low), change(self.high), {powers: change(part) for powers, part in self.terms.items()})
 
@@ -55,7 +55,7 @@ class Numbers:
         """Return what the terms are at n = 1, b = 0."""
         return np.asarray(sum((part for (_, row), part in self.terms.items() if not row), np.zeros(())))
 
-    def with_own(self, own: Array) -> "Numbers":
+    def with_own(self, own: Array) -> "AffineNumbers":
         """Return the same terms with a constant own part."""
         return replace(self, low=own, high=own)
 
@@ -73,23 +73,23 @@ class Numbers:
         )
 
 
-UNKNOWN = Numbers(np.array(-math.inf), np.array(math.inf))
+UNKNOWN = AffineNumbers(np.array(-math.inf), np.array(math.inf))
 
 
-def constant(value: Array) -> Numbers:
+def constant(value: Array) -> AffineNumbers:
     """Return what is known of a constant. A large one of floats is a weight, whose numbers are no places."""
     if value.dtype.kind not in "iufb" or (value.dtype.kind == "f" and value.size > MOST_FLOATS):
         return UNKNOWN
     numbers = value.astype(np.float64)
-    return Numbers(numbers, numbers) if np.isfinite(numbers).all() else UNKNOWN
+    return AffineNumbers(numbers, numbers) if np.isfinite(numbers).all() else UNKNOWN
 
 
-def between(low: float, high: float) -> Numbers:
+def between(low: float, high: float) -> AffineNumbers:
     """Return numbers of which only these bounds are known."""
-    return Numbers(np.array(low, np.float64), np.array(high, np.float64))
+    return AffineNumbers(np.array(low, np.float64), np.array(high, np.float64))
 
 
-def join(parts: Iterable[Numbers], change: Callable[[list[Array]], Array]) -> Numbers:
+def join(parts: Iterable[AffineNumbers], change: Callable[[list[Array]], Array]) -> AffineNumbers:
     """Return what `change` makes of several tensors, whose shapes are those at batch 1."""
     parts = list(parts)
     keys = {powers: None for part in parts for powers in part.terms}
@@ -101,7 +101,7 @@ def join(parts: Iterable[Numbers], change: Callable[[list[Array]], Array]) -> Nu
     return _made(change([part.low for part in parts]), change([part.high for part in parts]), terms)
 
 
-def add(first: Numbers, second: Numbers) -> Numbers:
+def add(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the sum."""
     terms = dict(first.terms)
     for powers, part in second.terms.items():
@@ -109,17 +109,17 @@ def add(first: Numbers, second: Numbers) -> Numbers:
     return _made(first.low + second.low, first.high + second.high, terms)
 
 
-def negative(numbers: Numbers) -> Numbers:
+def negative(numbers: AffineNumbers) -> AffineNumbers:
     """Return the numbers with the other sign."""
     return _made(-numbers.high, -numbers.low, {powers: -part for powers, part in numbers.terms.items()})
 
 
-def subtract(first: Numbers, second: Numbers) -> Numbers:
+def subtract(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the difference."""
     return add(first, negative(second))
 
 
-def multiply(first: Numbers, second: Numbers) -> Numbers:
+def multiply(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the product. Raises UndecidedError if data and the batch are multiplied."""
     for data, other in ((first, second), (second, first)):
         if data.own is None and other.terms:
@@ -135,7 +135,7 @@ def multiply(first: Numbers, second: Numbers) -> Numbers:
     return _made(np.minimum.reduce(corners), np.maximum.reduce(corners), terms)
 
 
-def divide(first: Numbers, second: Numbers, whole: bool) -> Numbers:
+def divide(first: AffineNumbers, second: AffineNumbers, whole: bool) -> AffineNumbers:
     """Return the quotient, rounded to zero if `whole`. Raises UndecidedError where that is no polynomial."""
     if second.terms:
         return _divide_by_batch(first, second)
@@ -156,7 +156,7 @@ def divide(first: Numbers, second: Numbers, whole: bool) -> Numbers:
     )
 
 
-def remainder(first: Numbers, second: Numbers) -> Numbers:
+def remainder(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the remainder, which has the divisor's sign. Raises UndecidedError where that is not known."""
     divisor = _constant_divisor(second)
     if (divisor < 0).any():
@@ -165,27 +165,27 @@ def remainder(first: Numbers, second: Numbers) -> Numbers:
     if first.own is not None:
         return constant(np.mod(first.own, divisor))
     inside = (first.low >= 0) & (first.high < divisor)
-    return Numbers(np.where(inside, first.low, 0), np.where(inside, first.high, divisor - 1))
+    return AffineNumbers(np.where(inside, first.low, 0), np.where(inside, first.high, divisor - 1))
 
 
-def sign_of_difference(first: Numbers, second: Numbers) -> tuple[Array, Array]:
+def sign_of_difference(first: AffineNumbers, second: AffineNumbers) -> tuple[Array, Array]:
     """Return bounds of first - second, in all rows of all batches."""
     return subtract(first, second).span()
 
 
-def select(chosen: Array, first: Numbers, second: Numbers) -> Numbers:
+def select(chosen: Array, first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the first where `chosen`, the second elsewhere."""
     return join_repeated((first, second), lambda parts: np.where(chosen, parts[0], parts[1]))
 
 
-def join_repeated(parts: tuple[Numbers, Numbers], change: Callable[[list[Array]], Array]) -> Numbers:
+def join_repeated(parts: tuple[AffineNumbers, AffineNumbers], change: Callable[[list[Array]], Array]) -> AffineNumbers:
     """Return what `change` makes of two tensors, whose axes it repeats as operators do."""
     keys = {powers: None for part in parts for powers in part.terms}
     terms = {powers: change([part.terms.get(powers, np.zeros(())) for part in parts]) for powers in keys}
     return _made(change([part.low for part in parts]), change([part.high for part in parts]), terms)
 
 
-def either(first: Numbers, second: Numbers) -> Numbers:
+def either(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return one or the other, as data say. Raises UndecidedError unless both depend on the batch alike."""
     difference = subtract(first, second)
     if difference.terms:
@@ -194,12 +194,12 @@ def either(first: Numbers, second: Numbers) -> Numbers:
     return _made(low, high, first.terms)
 
 
-def _made(low: Array, high: Array, terms: Mapping[Powers, Array]) -> Numbers:
+def _made(low: Array, high: Array, terms: Mapping[Powers, Array]) -> AffineNumbers:
     """Return the numbers without terms that are 0."""
-    return Numbers(np.asarray(low), np.asarray(high), {key: part for key, part in terms.items() if np.any(part)})
+    return AffineNumbers(np.asarray(low), np.asarray(high), {key: part for key, part in terms.items() if np.any(part)})
 
 
-def _parts(numbers: Numbers) -> list[tuple[Powers, Array]]:
+def _parts(numbers: AffineNumbers) -> list[tuple[Powers, Array]]:
     """Return all constant parts; the own one counts as 0 if it depends on data."""
     own = numbers.own
     return [*numbers.terms.items(), *([(_OWN, own)] if own is not None else [])]
@@ -212,19 +212,19 @@ def _finite_product(first: Array, second: Array) -> Array:
     return np.where((first == 0) | (second == 0), 0, found)
 
 
-def _constant_divisor(numbers: Numbers) -> Array:
+def _constant_divisor(numbers: AffineNumbers) -> Array:
     divisor = numbers.constant
     if divisor is None or not divisor.all():
         raise UndecidedError("the divisor depends on data or on the batch, or is 0")
     return divisor
 
 
-def _require_multiples(numbers: Numbers, divisor: Array) -> None:
+def _require_multiples(numbers: AffineNumbers, divisor: Array) -> None:
     if any(np.mod(part, divisor).any() for part in numbers.terms.values()):
         raise UndecidedError("a number that depends on the batch is no multiple of the divisor")
 
 
-def _divide_by_batch(first: Numbers, second: Numbers) -> Numbers:
+def _divide_by_batch(first: AffineNumbers, second: AffineNumbers) -> AffineNumbers:
     """Return the quotient where each divisor is a constant, or a constant multiple of one power, as is the dividend."""
     error = UndecidedError("it divides by the number of rows")
     if len(second.terms) != 1 or second.own is None or first.own is None:

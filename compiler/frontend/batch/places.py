@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
-from gangway.compiler.frontend.batch.numbers import ROWS, UNKNOWN, Numbers, constant
+from gangway.compiler.frontend.batch.numbers import ROWS, UNKNOWN, AffineNumbers, constant
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.kernels.specs import Array
 
@@ -15,7 +15,7 @@ NOT_KNOWN = "it is not known whether it mixes rows of the batch"
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchAxis:
     """The place of the batch: an axis, which at batch 1 is `before` x `after` long, the batch between the two."""
 
     axis: int
@@ -24,7 +24,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class BatchedTensor:
     """A tensor in a batch of any size.
 
     `shape` is that at batch 1, `rows` the place of the batch (None: all batches have the same shape). `value` is that
@@ -33,8 +33,8 @@ class Tensor:
 
     shape: tuple[int, ...]
     dtype: str
-    rows: Rows | None = None
-    numbers: Numbers | None = None
+    rows: BatchAxis | None = None
+    numbers: AffineNumbers | None = None
     value: Array | None = None
 
     @property
@@ -51,12 +51,12 @@ class Operands:
     """
 
     node: Node
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[BatchedTensor, ...]
     output: tuple[int, ...]
     wide_output: tuple[int, ...]
 
     @cached_property
-    def rows(self) -> tuple[Rows | None, ...]:
+    def rows(self) -> tuple[BatchAxis | None, ...]:
         """For each input the place of the batch."""
         return tuple(tensor.rows for tensor in self.tensors)
 
@@ -71,24 +71,24 @@ class Operands:
         return tuple(None if tensor.varies or tensor.rows else tensor.value for tensor in self.tensors)
 
     @cached_property
-    def numbers(self) -> tuple[Numbers, ...]:
+    def numbers(self) -> tuple[AffineNumbers, ...]:
         """For each input its numbers."""
         return tuple(
             tensor.numbers or (UNKNOWN if tensor.value is None else constant(tensor.value)) for tensor in self.tensors
         )
 
-    def batched(self) -> Iterator[tuple[int, Rows]]:
+    def batched(self) -> Iterator[tuple[int, BatchAxis]]:
         """Each input that has the batch."""
         return ((index, rows) for index, rows in enumerate(self.rows) if rows)
 
-    def only_first(self) -> Rows:
+    def only_first(self) -> BatchAxis:
         """Return the place in input 0; no other may have one."""
         first = self.rows[0]
         if first is None or any(self.rows[1:]):
             raise self.unknown("an input other than the first depends on the batch")
         return first
 
-    def common(self, places: Iterator[Rows]) -> Rows:
+    def common(self, places: Iterator[BatchAxis]) -> BatchAxis:
         """Return the place that all inputs agree on."""
         found = set(places)
         if len(found) != 1:
@@ -104,7 +104,7 @@ class Operands:
         axes = default if given is None else (given,) if isinstance(given, int) else tuple(given)
         return tuple(axis % rank for axis in axes)
 
-    def grown(self, index: int) -> Rows | None:
+    def grown(self, index: int) -> BatchAxis | None:
         """Return the axis that an input, a shape, says to be a multiple of the number of rows; None: there is none."""
         terms = self.numbers[index].terms
         if not terms:
@@ -113,7 +113,7 @@ class Operands:
         axes = [] if many is None else np.flatnonzero(np.broadcast_to(many, self.shapes[index])).tolist()
         if len(terms) > 1 or many is None or len(axes) != 1 or np.broadcast_to(own, self.shapes[index])[axes[0]]:
             raise self.unknown("a shape is more than once a multiple of the number of rows, or none")
-        return Rows(axes[0], after=int(np.broadcast_to(many, self.shapes[index])[axes[0]]))
+        return BatchAxis(axes[0], after=int(np.broadcast_to(many, self.shapes[index])[axes[0]]))
 
     def mixed(self, why: str) -> MixedRowsError:
         """Return the error of a node that certainly mixes rows."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gangway.compiler.frontend.batch import indices
-from gangway.compiler.frontend.batch.places import Operands, Rows
+from gangway.compiler.frontend.batch.places import BatchAxis, Operands
 from gangway.compiler.frontend.graph import single
 
 ELEMENTWISE = """
@@ -48,16 +48,16 @@ ALWAYS_ASKED = {*SHAPE_INPUTS} - {
     "Slice",
     "Split",
 }  # where no operand has the batch, too
-BatchRule = Callable[[Operands], Rows | tuple[Rows, ...] | None]
+BatchRule = Callable[[Operands], BatchAxis | tuple[BatchAxis, ...] | None]
 
 
-def _elementwise(op: Operands) -> Rows:
+def _elementwise(op: Operands) -> BatchAxis:
     """Axes are aligned at the last one; axes of length 1 are repeated."""
     rank = len(op.output)
     return op.common(replace(rows, axis=rows.axis + rank - len(op.shapes[index])) for index, rows in op.batched())
 
 
-def _view(op: Operands) -> Rows:
+def _view(op: Operands) -> BatchAxis:
     """The same numbers in the same order: as many of them outside and inside of the batch as before."""
     rows, shape = op.only_first(), op.shapes[0]
     outside = math.prod(shape[: rows.axis]) * rows.before
@@ -68,30 +68,30 @@ def _view(op: Operands) -> Rows:
         before, rest = divmod(outside, math.prod(op.output[:axis]))
         after, other = divmod(inside, math.prod(op.output[axis + 1 :]))
         if not rest and not other and before * after == op.output[axis]:
-            return Rows(axis, before, after)
+            return BatchAxis(axis, before, after)
     raise op.unknown(f"{list(shape)} becomes {list(op.output)}, of more rows {list(op.wide_output)}")
 
 
-def _transpose(op: Operands) -> Rows:
+def _transpose(op: Operands) -> BatchAxis:
     """The axis moves."""
     rows, rank = op.only_first(), len(op.shapes[0])
     order = list(op.node.attributes.get("perm", range(rank)[::-1]))
     return replace(rows, axis=order.index(rows.axis))
 
 
-def _first_axis(op: Operands) -> Rows:
+def _first_axis(op: Operands) -> BatchAxis:
     """Images: the batch is the first axis, which nothing but the batch normalisation of training looks across."""
     rows = op.only_first()
     if op.node.attributes.get("training_mode", 0):
         raise op.mixed("it normalises over the batch")
-    if any(tensor.varies and op.grown(index) != Rows(0) for index, tensor in enumerate(op.tensors)):
+    if any(tensor.varies and op.grown(index) != BatchAxis(0) for index, tensor in enumerate(op.tensors)):
         raise op.unknown("its sizes depend on the batch")
     if rows.axis:
         raise op.unknown("the batch is not its first axis")
     return rows
 
 
-def _resize(op: Operands) -> Rows:
+def _resize(op: Operands) -> BatchAxis:
     """Along the batch, nothing changes."""
     rows, attributes = op.only_first(), op.node.attributes
     axes = [axis % len(op.output) for axis in attributes.get("axes") or range(len(op.output))]
@@ -100,7 +100,7 @@ def _resize(op: Operands) -> Rows:
     place = axes.index(rows.axis)
     if op.node.inputs[3:] and op.node.inputs[3]:
         grown = op.grown(3)
-        if grown != Rows(place, after=rows.before * rows.after):
+        if grown != BatchAxis(place, after=rows.before * rows.after):
             raise op.unknown("its sizes are not those of the batch")
     else:
         given = attributes.get("scales", next((value for value in op.values[:0:-1] if value is not None), None))
@@ -115,7 +115,7 @@ def _resize(op: Operands) -> Rows:
     return rows
 
 
-def _from_axis(op: Operands) -> Rows:
+def _from_axis(op: Operands) -> BatchAxis:
     """Normalisation over `axis` and (always, or before opset 13) all axes after it."""
     rows = op.only_first()
     if rows.axis >= min(op.axes((FROM_AXIS[op.node.operator] % len(op.shapes[0]),))):
@@ -123,7 +123,7 @@ def _from_axis(op: Operands) -> Rows:
     return rows
 
 
-def _beside_axis(op: Operands) -> Rows:
+def _beside_axis(op: Operands) -> BatchAxis:
     """Whatever happens along one axis."""
     rows, rank = op.only_first(), len(op.shapes[0])
     axes = (single(op.node.attributes, "axis", -1, rank),) if op.node.operator == "TopK" else op.axes((0,))
@@ -134,7 +134,7 @@ def _beside_axis(op: Operands) -> Rows:
     return rows
 
 
-def _reduce(op: Operands) -> Rows:
+def _reduce(op: Operands) -> BatchAxis:
     """Reduced axes vanish, or keep the length 1."""
     rows = op.only_first()
     axes = op.axes((0,) if op.node.operator.startswith("Arg") else ())
@@ -146,7 +146,7 @@ def _reduce(op: Operands) -> Rows:
     return replace(rows, axis=rows.axis - gone)
 
 
-def _matmul(op: Operands) -> Rows:
+def _matmul(op: Operands) -> BatchAxis:
     """Rows of the left operand, columns of the right one, or a product for each row of the batch."""
     ranks = [len(shape) for shape in op.shapes]
     rank = max(*ranks, 2)
@@ -163,7 +163,7 @@ def _matmul(op: Operands) -> Rows:
     return op.common(iter(places))
 
 
-def _packed_matmul(op: Operands) -> Rows:
+def _packed_matmul(op: Operands) -> BatchAxis:
     """Rows of the only operand that is no constant."""
     rows = op.only_first()
     if rows.axis == len(op.shapes[0]) - 1:
@@ -171,7 +171,7 @@ def _packed_matmul(op: Operands) -> Rows:
     return rows
 
 
-def _gemm(op: Operands) -> Rows:
+def _gemm(op: Operands) -> BatchAxis:
     """Rows of the left operand; what is added may have the batch there, too."""
     rows = op.rows[0]
     if rows is None or op.rows[1] or rows.axis != int(bool(op.node.attributes.get("transA", 0))):
@@ -182,14 +182,14 @@ def _gemm(op: Operands) -> Rows:
     return op.common(iter(places))
 
 
-def _images(op: Operands) -> Rows:
+def _images(op: Operands) -> BatchAxis:
     """All inputs have the batch as first axis."""
     if any(rows is None or rows.axis for rows in op.rows):
         raise op.unknown("the batch is not the first axis of each input")
     return op.common(rows for _, rows in op.batched())
 
 
-def _integer_matmul(op: Operands) -> Rows:
+def _integer_matmul(op: Operands) -> BatchAxis:
     """A product of two inputs, the others being scales and zero points."""
     places = (0, 3) if op.node.operator == "QLinearMatMul" else (0, 1)
     if any(rows for index, rows in op.batched() if index not in places):
@@ -197,7 +197,7 @@ def _integer_matmul(op: Operands) -> Rows:
     return _matmul(op.picking(places))
 
 
-def _triangle(op: Operands) -> Rows:
+def _triangle(op: Operands) -> BatchAxis:
     """The last two axes are a matrix."""
     rows = op.only_first()
     if rows.axis >= len(op.output) - 2:
@@ -205,14 +205,14 @@ def _triangle(op: Operands) -> Rows:
     return rows
 
 
-def _one_hot(op: Operands) -> Rows:
+def _one_hot(op: Operands) -> BatchAxis:
     """One more axis."""
     rows, rank = op.only_first(), len(op.output)
     axis = single(op.node.attributes, "axis", -1, rank)
     return replace(rows, axis=rows.axis + (axis <= rows.axis))
 
 
-def _pad(op: Operands) -> Rows:
+def _pad(op: Operands) -> BatchAxis:
     """Nothing before or after the batch."""
     rows, rank = op.only_first(), len(op.shapes[0])
     pads = op.node.attributes.get("pads") or (op.values[1].tolist() if op.values[1] is not None else [])
@@ -226,19 +226,19 @@ def _pad(op: Operands) -> Rows:
     return rows
 
 
-def _recurrent(op: Operands) -> tuple[Rows, ...]:
+def _recurrent(op: Operands) -> tuple[BatchAxis, ...]:
     """X and the first states have the batch as second axis, or first (layout 1), as have the last states; Y as third,
     or first. Lengths are one of each row.
     """
     first = bool(op.node.attributes.get("layout", 0))
-    state = Rows(0 if first else 1)
-    places = {0: state, 4: Rows(0), 5: state, 6: state}
+    state = BatchAxis(0 if first else 1)
+    places = {0: state, 4: BatchAxis(0), 5: state, 6: state}
     if any(rows != places.get(index) for index, rows in op.batched()):
         raise op.mixed(f"the batch is not the {'first' if first else 'second'} axis")
-    return Rows(0 if first else 2), state, state
+    return BatchAxis(0 if first else 2), state, state
 
 
-def _einsum(op: Operands) -> Rows:
+def _einsum(op: Operands) -> BatchAxis:
     """A letter of the result, the same in all inputs that have the batch."""
     equation = op.node.attributes["equation"].decode().replace(" ", "")
     terms, arrow, result = equation.partition("->")
@@ -252,7 +252,7 @@ def _einsum(op: Operands) -> Rows:
     with_letter = {index for index, name in enumerate(names) if letter in name}
     if letter not in result or with_letter != {index for index, _ in op.batched()}:
         raise op.mixed("it sums up over the batch")
-    return Rows(result.index(letter), before, after)
+    return BatchAxis(result.index(letter), before, after)
 
 
 RULES: dict[str, BatchRule] = {

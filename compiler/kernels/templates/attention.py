@@ -130,7 +130,7 @@ def bias_elements(spec: AttentionSpec, bias: ScoreBias) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class HeadPlace:
     """Where the numbers of one head lie: those of its first position begin at `begin`."""
 
     begin: Expr
@@ -143,17 +143,17 @@ class Place:
         return self.begin + block * self.block + position * self.position + lane * self.channel
 
 
-def place_of(spec: AttentionSpec, lanes: int, index: int, window: Expr, head: Expr) -> Place:
+def place_of(spec: AttentionSpec, lanes: int, index: int, window: Expr, head: Expr) -> HeadPlace:
     """Where a head of q, k, v or y is; `lanes`: channels side by side of a blocked sequence."""
     positions = spec.queries if index in _OF_QUERIES else spec.keys
     if index not in _OF_QUERIES and spec.sharing > 1:
         head = quotient(head, spec.sharing)
     if spec.is_plain(index):
         windows, heads, position, channel = spec.strides[index]
-        return Place(window * windows + head * heads, position, lanes * channel, channel)
+        return HeadPlace(window * windows + head * heads, position, lanes * channel, channel)
     size = spec.value_channels if index in _OF_VALUES else spec.head_size
     step, plane = (spec.strides[index] or (size,))[0], spec.windows * positions * lanes
-    return Place(head * (step // lanes) * plane + window * (positions * lanes), lanes, plane)
+    return HeadPlace(head * (step // lanes) * plane + window * (positions * lanes), lanes, plane)
 
 
 class QueryBlock:

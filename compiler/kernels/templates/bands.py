@@ -23,7 +23,7 @@ from gangway.compiler.kernels.templates.builder import (
     remainder,
     repeat,
 )
-from gangway.compiler.kernels.templates.tiling import Cut, Tasks, cut_line, cut_rows, is_line, knob, make_plan
+from gangway.compiler.kernels.templates.tiling import BandCut, Tasks, cut_line, cut_rows, is_line, knob, make_plan
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Bands:
         """How many there are; the last ones may overlap those before them."""
         return -(-self.size[0] // self.rows) * self.column_bands
 
-    def cut_into(self, tile_pixels: int) -> Cut:
+    def cut_into(self, tile_pixels: int) -> BandCut:
         """A band in register tiles of at most so many pixels."""
         return cut_line(self.columns, tile_pixels) if self.is_line else cut_rows(self.rows, self.columns, tile_pixels)
 

@@ -56,7 +56,7 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
-    Cut,
+    BandCut,
     Image,
     Priced,
     Tasks,
@@ -89,7 +89,7 @@ BLOCK_CHANNELS = 256  # of a block of weights: 64 KiB for four blocks of sixteen
 
 
 @dataclass(frozen=True)
-class Geometry:
+class ConvolutionGeometry:
     """A convolution's tensors in memory, and the channel blocks of one register tile."""
 
     spec: ConvSpec
@@ -202,7 +202,7 @@ class Geometry:
         """Weights of float32."""
         return Argument("weights", self.output.blocks * self.target.lanes * self.reduction)
 
-    def cut(self, tile_pixels: int) -> Cut:
+    def cut(self, tile_pixels: int) -> BandCut:
         """The output cut into register tiles of at most `tile_pixels`."""
         if is_line(self.spec):
             return cut_line(self.pixels, tile_pixels)
@@ -212,16 +212,16 @@ class Geometry:
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
     check(spec)
-    yield from geometry_candidates(Geometry(spec, target))
+    yield from geometry_candidates(ConvolutionGeometry(spec, target))
 
 
 def direct_us(spec: ConvSpec, target: TargetSpec) -> float:
     """Estimated time of the static choice."""
-    geometry = Geometry(spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     return min(price for price, _ in _priced(geometry, geometry.tile_pixels, geometry.cut(geometry.tile_pixels)))
 
 
-def geometry_candidates(geometry: Geometry) -> Iterator[KernelPlan]:
+def geometry_candidates(geometry: ConvolutionGeometry) -> Iterator[KernelPlan]:
     """The plans of a convolution."""
     widest = geometry.tile_pixels
     static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
@@ -230,7 +230,7 @@ def geometry_candidates(geometry: Geometry) -> Iterator[KernelPlan]:
     yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
 
 
-def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+def _priced(geometry: ConvolutionGeometry, tile_pixels: int, cut: BandCut) -> Iterator[Priced]:
     """Every plan with register tiles of this size."""
     price = tile_price(geometry.tile_pixels, tile_pixels)
     for tasks in all_tasks(geometry.groups, cut.bands):
@@ -239,7 +239,7 @@ def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
             yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
 
 
-def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:
+def _plan(geometry: ConvolutionGeometry, tile_pixels: int, cut: BandCut, tasks: Tasks) -> KernelPlan:
     pixels = max(size for size, _ in cut.tiles)
     blocks = geometry.group_blocks
     weights = blocks * geometry.target.lanes * geometry.reduction * FLOAT_BYTES
@@ -267,16 +267,16 @@ def check(spec: ConvSpec) -> None:
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Weights and bias in the kernel's order, padded with zeros. Needs little memory beside the result."""
-    return pack_for(Geometry(spec, target), raw)
+    return pack_for(ConvolutionGeometry(spec, target), raw)
 
 
 def packing(spec: ConvSpec, target: TargetSpec) -> object:
     """What decides how weights are packed, beside the weights."""
     sizeless = replace(spec, height=0, width=0, input_halo=0, residual_halo=0, output_halo=0, residual=False)
-    return replace(sizeless, activation=NONE), Geometry(spec, target).group_blocks
+    return replace(sizeless, activation=NONE), ConvolutionGeometry(spec, target).group_blocks
 
 
-def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:
+def pack_for(geometry: ConvolutionGeometry, raw: RawWeights) -> PackedWeights:
     """The same, of a geometry."""
     spec, target = geometry.spec, geometry.target
     if spec.diagonal_blocks > 1:
@@ -295,7 +295,7 @@ def pack_for(geometry: Geometry, raw: RawWeights) -> PackedWeights:
     return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % target.lanes))
 
 
-def _pack_diagonal(geometry: Geometry, raw: RawWeights) -> PackedWeights:
+def _pack_diagonal(geometry: ConvolutionGeometry, raw: RawWeights) -> PackedWeights:
     """The same, with the planes that each group of channel blocks has weights for."""
     spec, lanes = geometry.spec, geometry.input.lanes
     width = geometry.group_blocks * geometry.target.lanes
@@ -323,7 +323,7 @@ def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: i
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     assert isinstance(plan.spec, ConvSpec)
-    geometry = Geometry(plan.spec, target)
+    geometry = ConvolutionGeometry(plan.spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
     tasks = planned_tasks(plan, geometry.groups, cut.bands)
 
@@ -333,7 +333,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     return kernel(symbol, geometry.arguments(geometry.weights), task)
 
 
-def write_tiles(writer: "RegisterTiles", geometry: Geometry, tasks: Tasks, number: Expr) -> None:
+def write_tiles(writer: "RegisterTiles", geometry: ConvolutionGeometry, tasks: Tasks, number: Expr) -> None:
     """Emit one task."""
 
     def group(index: Expr, first_band: Expr) -> None:
@@ -352,20 +352,20 @@ def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
     no_gaps = spec.height * spec.width == 1 or spec.in_channels % target.lanes == 0
     if spec.groups * spec.diagonal_blocks > 1 or not (whole and side_by_side and no_gaps):
         return None
-    geometry = Geometry(spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     tile = _tile_rows(geometry)
     rows = min(MOST_ROWS, max(2 * tile, CALL_FLOPS // (geometry.flops // geometry.groups)))
     return BatchPlan(spec, rows, geometry.groups, f"dense {rows} rows, {tile}x{geometry.group_blocks}")
 
 
-def _tile_rows(geometry: Geometry) -> int:
+def _tile_rows(geometry: ConvolutionGeometry) -> int:
     return min(TILE_ROWS, geometry.tile_pixels)
 
 
 def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
     assert isinstance(plan.spec, ConvSpec)
-    geometry = Geometry(plan.spec, target)
+    geometry = ConvolutionGeometry(plan.spec, target)
     arguments = geometry.arguments(geometry.weights, plan.rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -383,7 +383,7 @@ class RegisterTiles:
     Deep Learning Convolutions on SIMD Architectures" (SC 2018).
     """
 
-    def __init__(self, geometry: Geometry, cut: Cut, buffers: tuple[Buffer, ...]):
+    def __init__(self, geometry: ConvolutionGeometry, cut: BandCut, buffers: tuple[Buffer, ...]):
         self._g, self._cut = geometry, cut
         self._x, self._weights, self._bias, *self._residual, self._y = buffers
         self._lanes = geometry.target.lanes
@@ -528,7 +528,7 @@ class _BatchTile:
 class BatchWriter:
     """Writes the code for several rows, whose number and distances the last argument has."""
 
-    def __init__(self, geometry: Geometry, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
+    def __init__(self, geometry: ConvolutionGeometry, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
         self._g, self._most_rows = geometry, most_rows
         self._x, self._weights, self._bias, *self._residual, self._y = tensors

@@ -43,14 +43,14 @@ from gangway.compiler.kernels.templates.builder import (
     when,
     with_blocks,
 )
-from gangway.compiler.kernels.templates.convolution import Geometry, RegisterTiles, check
+from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry, RegisterTiles, check
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     CLAIM_US,
     FLOAT_BYTES,
     PEAK_FLOPS_PER_US,
     Band,
-    Cut,
+    BandCut,
     Image,
     Priced,
     Tasks,
@@ -103,7 +103,7 @@ def widest(spec: ConvSpec, target: TargetSpec) -> int:
     return max(1, min(registers(target) - spec.kernel[1] - 2, 14))
 
 
-def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: BandCut) -> Iterator[Priced]:
     """Every plan with register tiles of this size."""
     x, _, y = _images(spec, target)
     taps = spec.kernel[0] * spec.kernel[1]
@@ -206,16 +206,16 @@ def _column(spec: ConvSpec, pixel: int, kw: int) -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class DepthwiseWork:
     """Both convolutions in memory. Lines are counted from the window's padding on."""
 
     spec: ConvDepthwiseSpec
     target: TargetSpec
 
     @cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> ConvolutionGeometry:
         """Of the first convolution."""
-        return Geometry(self.spec.conv, self.target)
+        return ConvolutionGeometry(self.spec.conv, self.target)
 
     @cached_property
     def output(self) -> Image:
@@ -258,12 +258,12 @@ class Work:
 def pair_candidates(spec: ConvDepthwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other sizes of tasks; they share packed weights."""
     check(spec.conv)
-    work = Work(spec, target)
+    work = DepthwiseWork(spec, target)
     tasks = [one for one in all_tasks(work.geometry.groups, work.output.height) if not one.pixels_first]
     yield from cheapest_first((work.cost_us(one), _plan(work, one)) for one in tasks)
 
 
-def _plan(work: Work, tasks: Tasks) -> KernelPlan:
+def _plan(work: DepthwiseWork, tasks: Tasks) -> KernelPlan:
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "lines": tasks.bands_per_task}
     tile = work.geometry.tile_pixels
     blocks = work.geometry.group_blocks
@@ -280,7 +280,7 @@ def pair_pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> P
 def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
-    first = Work(plan.spec, target).geometry
+    first = DepthwiseWork(plan.spec, target).geometry
     return pair_kernel(plan, target, symbol, Lines, first.weights)
 
 
@@ -294,7 +294,7 @@ def pair_kernel(
 ) -> Any:
     """The kernel whose tasks `lines` writes, with these `weights` of the first convolution."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
-    work = Work(plan.spec, target)
+    work = DepthwiseWork(plan.spec, target)
     first, lanes = work.geometry, target.lanes
     tasks = Tasks(first.groups, work.output.height, knob(plan, "groups"), knob(plan, "lines"), pixels_first=False)
     kernel_size = plan.spec.depthwise.kernel[0] * plan.spec.depthwise.kernel[1]
@@ -327,7 +327,9 @@ class Lines:
     Scratch memory, with lines and columns of the window's padding: [line % kernel lines][channel block][column][lane].
     """
 
-    def __init__(self, work: Work, buffers: tuple[Buffer, ...], scratch: Buffer, group: Expr, blocks: int) -> None:
+    def __init__(
+        self, work: DepthwiseWork, buffers: tuple[Buffer, ...], scratch: Buffer, group: Expr, blocks: int
+    ) -> None:
         x, weights, bias, self._taps, self._shifts, y = buffers
         self._y = bf16.Blocked(y, work.output.plane, work.spec.depthwise.output_layout)
         self._work, self._scratch, self._group, self._blocks = work, scratch, group, blocks

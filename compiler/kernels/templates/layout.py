@@ -35,7 +35,7 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Band,
-    Cut,
+    BandCut,
     Image,
     Tasks,
     cut_line,
@@ -225,7 +225,7 @@ def sequence_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 
 def _band(
-    spec: SequencePackSpec, image: Image, cut: Cut, buffers: tuple[Buffer, ...], number: Expr, block: Expr
+    spec: SequencePackSpec, image: Image, cut: BandCut, buffers: tuple[Buffer, ...], number: Expr, block: Expr
 ) -> None:
     """One block of channels of the positions of one band."""
     whole, rest = divmod(spec.channels, image.lanes)

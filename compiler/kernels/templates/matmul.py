@@ -40,10 +40,10 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Band,
-    Cut,
+    BandCut,
     Priced,
-    Segment,
     Tasks,
+    TileSegment,
     Traffic,
     UnsupportedSpecError,
     all_tasks,
@@ -103,7 +103,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatmulLayout:
     """How a product is computed: whether transposed, its panels, its tiles of rows."""
 
     spec: MatMulSpec
@@ -169,13 +169,13 @@ class Layout:
         return -(-self.columns // self.width)
 
     @cached_property
-    def panel_tiles(self) -> tuple[Segment, ...]:
+    def panel_tiles(self) -> tuple[TileSegment, ...]:
         """The columns as panels; they overlap where extents allow it."""
         half = -(-self.vectors // 2) * self.target.lanes
         return parts_of(self.columns, (half, self.width), may_overlap=self.spec.inner <= INNER)
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> BandCut:
         """Rows cut into tiles, which must not overlap if they are computed bit by bit."""
         rows = int(self.rows) if self.spec.inner > INNER else self.rows
         return cut_line(rows, most_numbers(self.target, self.tile_vectors))
@@ -196,13 +196,13 @@ class Layout:
 
 def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The default plan, then other cuts into tasks. Raises `UnsupportedSpecError`."""
-    layout = Layout(spec, target)
+    layout = MatmulLayout(spec, target)
     if not spec.flops or max(layout.elements) >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"product of {spec.batch_shape} matrices {spec.rows}x{spec.inner}x{spec.columns}")
     yield from cheapest_first(_priced(layout))
 
 
-def _priced(layout: Layout) -> Iterator[Priced]:
+def _priced(layout: MatmulLayout) -> Iterator[Priced]:
     """Every plan; each part of the rows packs all of B again."""
     spec = layout.spec
     b_numbers, a_numbers = (layout.batches * spec.inner * n for n in (layout.columns, layout.rows))
@@ -214,7 +214,7 @@ def _priced(layout: Layout) -> Iterator[Priced]:
             yield cost, _plan(layout, tasks, traffic)
 
 
-def _plan(layout: Layout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
+def _plan(layout: MatmulLayout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
     knobs: dict[str, int | str] = {
         "panels": tasks.groups_per_task,
         "bands": tasks.bands_per_task,
@@ -230,7 +230,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, b, y."""
     spec = plan.spec
     assert isinstance(spec, MatMulSpec)
-    layout = Layout(spec, target)
+    layout = MatmulLayout(spec, target)
     planes = layout.batches * layout.panels
     tasks = Tasks(planes, layout.cut.bands, knob(plan, "panels"), knob(plan, "bands"), knob(plan, "pixels_first"))
     panels = layout.panel_tiles
@@ -281,7 +281,7 @@ class Panel:
         self._vectors = -(-columns // target.lanes)
         self._width = self._vectors * target.lanes
 
-    def write(self, cut: Cut, tile_vectors: int, first_band: Expr, bands: int) -> None:
+    def write(self, cut: BandCut, tile_vectors: int, first_band: Expr, bands: int) -> None:
         """All tiles, of `tile_vectors`, of up to `bands` bands of rows."""
         # One tile of rows uses the panel once: packing it would only cost, if it can be read in vectors.
         in_place = min(bands, cut.bands) == self._b_matrix.column == 1 and self._columns == self._width

@@ -19,9 +19,9 @@ from gangway.compiler.kernels.plain_specs import (
     CopySpec,
     GatherPlacesSpec,
     GatherSpec,
+    LineSegment,
     RemapSpec,
     ScatterSpec,
-    Segment,
     ZerosSpec,
 )
 from gangway.compiler.kernels.specs import KernelPlan
@@ -205,7 +205,7 @@ def _fill(spec: RemapSpec, length: int, lanes: int, y: Buffer, into: Expr) -> No
 
 
 def _segment(
-    spec: RemapSpec, segment: Segment, lanes: int, buffers: tuple[Buffer, ...], base: Expr, into: Expr
+    spec: RemapSpec, segment: LineSegment, lanes: int, buffers: tuple[Buffer, ...], base: Expr, into: Expr
 ) -> None:
     """One segment of a line."""
     x, table, y = buffers

@@ -44,7 +44,7 @@ from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     TASK_ELEMENTS,
     Band,
-    Cut,
+    BandCut,
     Image,
     Tasks,
     UnsupportedSpecError,
@@ -186,7 +186,7 @@ def _image(spec: LayerNormSpec, target: TargetSpec) -> Image:
     return Image(spec.channels, 1, spec.positions, 0, target.lanes)
 
 
-def _cut(spec: LayerNormSpec, target: TargetSpec) -> Cut:
+def _cut(spec: LayerNormSpec, target: TargetSpec) -> BandCut:
     """The positions cut into bands; raises `UnsupportedSpecError` if one position does not fit into local memory."""
     most = SCRATCH_BYTES // (_image(spec, target).blocks * target.lanes * FLOAT_BYTES)
     if not most:

@@ -30,7 +30,7 @@ from gangway.compiler.kernels.templates.builder import (
     strided,
     vector_lanes,
 )
-from gangway.compiler.kernels.templates.pooling import Window, check_windows, windows
+from gangway.compiler.kernels.templates.pooling import PoolingAxis, check_windows, windows
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, UnsupportedSpecError, plane_plan, planned_tasks
 
 UNROLLED = 4  # vectors of a line at a time
@@ -89,7 +89,7 @@ class _Lines:
         count = self._counted(self._across, column)
         store(self._factors, column, tirx.const(1.0, "float32") / tirx.Cast("float32", count), 1)
 
-    def _counted(self, window: Window, position: Expr) -> Expr:
+    def _counted(self, window: PoolingAxis, position: Expr) -> Expr:
         if self._pool.count_include_pad:
             return window.padded(position)
         return window.end(position) - window.first(position)

@@ -34,8 +34,8 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Image,
-    Segment,
     Tasks,
+    TileSegment,
     UnsupportedSpecError,
     each_tile,
     knob,
@@ -99,7 +99,7 @@ def _images(spec: PoolSpec, target: TargetSpec, depth: DepthWindow) -> tuple[Ima
 
 
 @dataclass(frozen=True)
-class Window:
+class PoolingAxis:
     """One axis of the pooling window."""
 
     size: int
@@ -131,22 +131,24 @@ class Window:
         return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
 
 
-def windows(spec: PoolSpec, depth: DepthWindow) -> tuple[Window, Window, Window]:
+def windows(spec: PoolSpec, depth: DepthWindow) -> tuple[PoolingAxis, PoolingAxis, PoolingAxis]:
     """The three axes: slices, lines, columns."""
     down, across = (
-        Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
+        PoolingAxis(
+            spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis]
+        )
         for axis, size in enumerate((spec.height, spec.width))
     )
-    return Window(depth.kernel, depth.stride, depth.pads[0], depth.length, depth.pads[1]), down, across
+    return PoolingAxis(depth.kernel, depth.stride, depth.pads[0], depth.length, depth.pads[1]), down, across
 
 
-def _segments(window: Window, width: int) -> list[Segment]:
+def _segments(window: PoolingAxis, width: int) -> list[TileSegment]:
     """Columns as tiles: single ones at the borders, wider ones between."""
     first = min(-(-window.pad // window.stride), width)
     end = min(max(first, (window.limit + window.pad - window.size) // window.stride + 1), width)
     border = [*range(first), *(end + i for i in range(width - end))]
     inner = segments(end - first, TILE_PIXELS) if end > first else ()
-    return [Segment(column, 1, 1) for column in border] + [tile.moved(first) for tile in inner]
+    return [TileSegment(column, 1, 1) for column in border] + [tile.moved(first) for tile in inner]
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:

@@ -84,7 +84,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecurrentLayout:
     """How the units are cut into tiles, and the sequences into groups."""
 
     spec: RecurrentSpec
@@ -196,7 +196,7 @@ class Layout:
 
 def candidates(spec: RecurrentSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan. Raises `UnsupportedSpecError`."""
-    layout = Layout(spec, target)
+    layout = RecurrentLayout(spec, target)
     tasks, sequences = layout.tasks, layout.groups[0][2]
     knobs: dict[str, int | str] = {"planes": tasks.groups_per_task, "bands": tasks.bands_per_task}
     text = f"recurrent {sequences} sequences x {tasks.bands_per_task} tiles"
@@ -209,7 +209,7 @@ def pack(spec: RecurrentSpec, target: TargetSpec, raw: RawWeights) -> PackedWeig
 
     That is one array or, of integers, two: the vectors are behind the scales. What fills up the units is zero.
     """
-    layout = Layout(spec, target)
+    layout = RecurrentLayout(spec, target)
     matrices, vectors = _tiled(layout, raw["recurrent"], spec.hidden), []
     if layout.vectors:
         given = raw["peepholes" if spec.peepholes else "bias"].reshape(spec.directions, layout.vectors, spec.hidden)
@@ -220,7 +220,7 @@ def pack(spec: RecurrentSpec, target: TargetSpec, raw: RawWeights) -> PackedWeig
     return (np.concatenate([*matrices, *vectors]).astype(np.float32),)
 
 
-def _tiled(layout: Layout, values: Array, columns: int) -> list[Array]:
+def _tiled(layout: RecurrentLayout, values: Array, columns: int) -> list[Array]:
     """Values [directions][gates x hidden][columns] in the order of the tiles of each pass."""
     spec = layout.spec
     shape = (spec.directions, spec.gates, spec.hidden, columns)
@@ -239,7 +239,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: see `RecurrentSpec`."""
     spec = plan.spec
     assert isinstance(spec, RecurrentSpec)
-    layout = Layout(spec, target)
+    layout = RecurrentLayout(spec, target)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         memory = _memory(layout, buffers, max(size for _, _, size in layout.groups))
@@ -250,7 +250,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
             def write(run: tuple[int, int, int], first_group: int) -> None:
                 first = bind(run[0] + (group - first_group) * run[2])
-                places = [Places(spec, target.lanes, direction, first + i) for i in range(run[2])]
+                places = [SequencePlaces(spec, target.lanes, direction, first + i) for i in range(run[2])]
                 _each_direction(layout, direction, memory, places, (first_band, bands))
 
             first_run, *others = layout.groups
@@ -267,7 +267,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
 def batch_plan(spec: RecurrentSpec, target: TargetSpec) -> BatchPlan | None:
     """The kernel for several rows of one sequence each; None where more of them are no use, or numbers are refused."""
-    layout = Layout(spec, target)
+    layout = RecurrentLayout(spec, target)
     rows = layout.most_sequences
     if spec.sequences > 1 or spec.lengths or rows == 1:
         return None
@@ -278,7 +278,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: those of one row, batch; see `artifact.format.BatchKernel`."""
     spec = plan.spec
     assert isinstance(spec, RecurrentSpec)
-    layout = Layout(spec, target)
+    layout = RecurrentLayout(spec, target)
     arguments = [Argument(item.name, item.elements * plan.rows, item.dtype) for item in layout.arguments]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -290,7 +290,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
             bands = at_most(layout.tasks.bands_per_task, layout.bands - first_band)
 
             def write(rows: int) -> None:
-                places = [Places(spec, target.lanes, direction, 0, i, strides) for i in range(rows)]
+                places = [SequencePlaces(spec, target.lanes, direction, 0, i, strides) for i in range(rows)]
                 _each_direction(layout, direction, memory, places, (first_band, bands))
 
             choose(batch[0].astype("int32"), range(1, plan.rows + 1), write)
@@ -301,7 +301,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Places:
+class SequencePlaces:
     """Where the numbers of one sequence lie, in one direction; `row`: of a batch, with these distances of two rows."""
 
     spec: RecurrentSpec
@@ -342,7 +342,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Memory:
+class RecurrentMemory:
     """The tensors of a kernel, and its local memory: vectors of `units` numbers of each sequence.
 
     These are the state `h`, the `new` one, the cells `c`, and the `reset` state and `update` gate of a GRU.
@@ -352,7 +352,7 @@ class Memory:
     local: Mapping[str, Buffer]
 
 
-def _memory(layout: Layout, buffers: Sequence[Buffer], sequences: int) -> Memory:
+def _memory(layout: RecurrentLayout, buffers: Sequence[Buffer], sequences: int) -> RecurrentMemory:
     """Allocate local memory, once: what several branches would allocate lay on the stack several times."""
     spec = layout.spec
     resets_first = spec.gate_groups != (tuple(range(spec.gates)),)
@@ -365,11 +365,15 @@ def _memory(layout: Layout, buffers: Sequence[Buffer], sequences: int) -> Memory
     }
     local = {name: scratch(sequences * spec.units) for name, here in needed.items() if here}
     names = [*(item.name for item in layout.arguments), *([REFUSED.name] if spec.lengths else [])]
-    return Memory(dict(zip(names, buffers, strict=True)), local)
+    return RecurrentMemory(dict(zip(names, buffers, strict=True)), local)
 
 
 def _each_direction(
-    layout: Layout, direction: Expr, memory: Memory, places: list[Places], bands: tuple[Expr, Expr]
+    layout: RecurrentLayout,
+    direction: Expr,
+    memory: RecurrentMemory,
+    places: list[SequencePlaces],
+    bands: tuple[Expr, Expr],
 ) -> None:
     """Write the steps once, or for either direction if these have different activations."""
     kinds = layout.spec.activations
@@ -388,11 +392,11 @@ class Steps:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: RecurrentLayout,
         activations: tuple[Activation, ...],
         direction: Expr,
-        memory: Memory,
-        places: Sequence[Places],
+        memory: RecurrentMemory,
+        places: Sequence[SequencePlaces],
         bands: tuple[Expr, Expr],
     ):
         self._layout, self._spec, self._lanes = layout, layout.spec, layout.target.lanes
@@ -525,7 +529,7 @@ class Steps:
         """The first values of a tile's sums: products of the input or, if that is to be added later, a bias."""
         lanes = self._lanes
 
-        def first(place: Places, gate: int, block: Expr) -> Expr:
+        def first(place: SequencePlaces, gate: int, block: Expr) -> Expr:
             if self._spec.linear_before_reset and gate == 2:
                 return self._vector(0, block)
             return self._buffers["x"][lanes_at(place.x(step, gate, block), lanes)]

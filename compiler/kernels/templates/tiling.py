@@ -100,7 +100,7 @@ def balanced_sizes(totals: Iterable[int], limit: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Segment:
+class TileSegment:
     """`count` register tiles beside each other, each `width` pixels wide, the first at column `start`.
 
     None begins behind column `last`, if that is given: then the last one overlaps the one before it.
@@ -116,7 +116,7 @@ class Segment:
         column = self.start + index * self.width
         return column if self.last is None else at_most(column, self.last)
 
-    def moved(self, columns: int) -> "Segment":
+    def moved(self, columns: int) -> "TileSegment":
         """The same tiles, so many columns further right."""
         last = None if self.last is None else self.last + columns
         return replace(self, start=self.start + columns, last=last)
@@ -127,11 +127,11 @@ class Band:
     """The unit of spatial work: `rows` whole rows of pixels, tiled by `segments`. A tile spans all rows of its band."""
 
     rows: int
-    segments: tuple[Segment, ...]
+    segments: tuple[TileSegment, ...]
 
 
 @dataclass(frozen=True)
-class Cut:
+class BandCut:
     """An image cut into `full_count` equal bands and possibly smaller ones after them: (how many, band).
 
     `row_pixels` is the distance of two bands if the image is treated as one line of pixels, else 0. If the length of
@@ -184,20 +184,20 @@ class Cut:
         self.each(first, count, band)
 
 
-def segments(total: int, limit: int) -> tuple[Segment, ...]:
+def segments(total: int, limit: int) -> tuple[TileSegment, ...]:
     """A line cut into tiles of at most `limit`: equal ones, or, of an extent, whole ones and a smaller one.
 
     The smaller one has one of a few widths and overlaps the tile before it, so that one kernel serves all lines of
     `limit` pixels or more. So each pixel may be computed twice, with the same result.
     """
     if is_constant(total):
-        return tuple(Segment(*run) for run in balanced(total, limit))
+        return tuple(TileSegment(*run) for run in balanced(total, limit))
     if total < limit:
-        return (Segment(0, 1, int(total)),)
+        return (TileSegment(0, 1, int(total)),)
     return overlapping(total, sorted({-(-limit * part // LAST_WIDTHS) for part in range(1, LAST_WIDTHS + 1)}))
 
 
-def overlapping(total: int, widths: Sequence[int]) -> tuple[Segment, ...]:
+def overlapping(total: int, widths: Sequence[int]) -> tuple[TileSegment, ...]:
     """A line of an extent cut into tiles of the largest width, and at most one of another.
 
     `widths` grow; there are as many pixels as the largest or more.
@@ -209,41 +209,41 @@ def overlapping(total: int, widths: Sequence[int]) -> tuple[Segment, ...]:
         return (total % limit + (limit - 1 - width)) // limit
 
     above = [is_above(width) for width in (0, *widths[:-1])]
-    tiles = [Segment(0, total // limit + above[-1], limit, total - limit)]
+    tiles = [TileSegment(0, total // limit + above[-1], limit, total - limit)]
     for width, wider, more in zip(widths[-2::-1], above[:0:-1], above[-2::-1], strict=True):
-        tiles.append(Segment(total - width, more - wider, width, total - width))
+        tiles.append(TileSegment(total - width, more - wider, width, total - width))
     return tuple(tiles)
 
 
-def blocks_of(total: int, limit: int) -> tuple[Segment, ...]:
+def blocks_of(total: int, limit: int) -> tuple[TileSegment, ...]:
     """The same, for loops: of an extent, the sizes are extents, too."""
     if is_constant(total):
         return segments(total, limit)
     if total <= limit:
-        return (Segment(0, 1, total),)
+        return (TileSegment(0, 1, total),)
     parts = -(-total // limit)
     size = -(-total // parts)
     larger = total - parts * (size - 1)
-    return Segment(0, larger, size), Segment(larger * size, parts - larger, size - 1)
+    return TileSegment(0, larger, size), TileSegment(larger * size, parts - larger, size - 1)
 
 
-def parts_of(total: int, widths: tuple[int, int], may_overlap: bool = True) -> tuple[Segment, ...]:
+def parts_of(total: int, widths: tuple[int, int], may_overlap: bool = True) -> tuple[TileSegment, ...]:
     """A line cut into parts of the larger width and a partial one; of an extent, parts may overlap as in `segments`."""
     most = widths[1]
     if not is_constant(total) and may_overlap and total >= most:
         return overlapping(total, sorted(set(widths)))
     full, rest = divmod(total, most)
-    whole, last = Segment(0, full, most), Segment(full * most, 1, rest)
+    whole, last = TileSegment(0, full, most), TileSegment(full * most, 1, rest)
     return (*[whole] * bool(full), *[last] * bool(rest))
 
 
-def each_tile(tiles: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
+def each_tile(tiles: Sequence[TileSegment], body: Callable[[Expr, int], None]) -> None:
     """Emit `body(first column, width)` for every tile of a band."""
     for segment in tiles:
         repeat(segment.count, partial(_nth_tile, body, segment))
 
 
-def each_of(tiles: Sequence[Segment], number: Expr, body: Callable[[Expr, int], None], begin: int = 0) -> None:
+def each_of(tiles: Sequence[TileSegment], number: Expr, body: Callable[[Expr, int], None], begin: int = 0) -> None:
     """Emit `body(first column, width)` for tile `number` of a band, counted through all segments."""
     segment, *others = tiles
     one = partial(_nth_tile, body, segment, 0 if is_one(segment.count) else number - begin)
@@ -254,31 +254,31 @@ def each_of(tiles: Sequence[Segment], number: Expr, body: Callable[[Expr, int], 
     either(number < end, one, lambda: each_of(others, number, body, end))
 
 
-def _nth_tile(body: Callable[[Expr, int], None], segment: Segment, index: Expr) -> None:
+def _nth_tile(body: Callable[[Expr, int], None], segment: TileSegment, index: Expr) -> None:
     body(segment.column(index), segment.width)
 
 
-def cut_line(pixels: int, tile_pixels: int) -> Cut:
+def cut_line(pixels: int, tile_pixels: int) -> BandCut:
     """An image without halos is one line of pixels: bands are single tiles. Of an extent, they are as many."""
     if not is_constant(pixels):
         first, *others = ((tile.count, _line(tile.width)) for tile in segments(pixels, tile_pixels))
-        return Cut(first[1], first[0], tuple(others), first[1].segments[0].width, pixels)
+        return BandCut(first[1], first[0], tuple(others), first[1].segments[0].width, pixels)
     size = -(-pixels // -(-pixels // tile_pixels))
     rest = pixels % size
-    return Cut(_line(size), pixels // size, ((1, _line(rest)),) if rest else (), row_pixels=size)
+    return BandCut(_line(size), pixels // size, ((1, _line(rest)),) if rest else (), row_pixels=size)
 
 
 def _line(pixels: int) -> Band:
     """A band of a single tile."""
-    return Band(1, (Segment(0, 1, pixels),))
+    return Band(1, (TileSegment(0, 1, pixels),))
 
 
-def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
+def cut_rows(height: int, width: int, tile_pixels: int) -> BandCut:
     """Whole rows: several to a tile where the image is narrow, several tiles to a row where it is wide."""
     rows = min(max(1, tile_pixels // width), height)
     tiles = segments(width, tile_pixels)
     rest = height % rows
-    return Cut(Band(rows, tiles), height // rows, ((1, Band(rest, tiles)),) if rest else ())
+    return BandCut(Band(rows, tiles), height // rows, ((1, Band(rest, tiles)),) if rest else ())
 
 
 def is_line(spec: ConvSpec) -> bool:
@@ -456,7 +456,7 @@ def planned_tasks(plan: KernelPlan, groups: int, bands: int) -> Tasks:
     return Tasks(groups, bands, knob(plan, "groups"), knob(plan, "bands"), order)
 
 
-def tile_cuts(widest: int, cut: Callable[[int], Cut]) -> dict[Cut, int]:
+def tile_cuts(widest: int, cut: Callable[[int], BandCut]) -> dict[BandCut, int]:
     """Cuts worth trying, each with the size of its register tiles, in pixels: all that fits, 3/4, 1/2 and 1/4 of it."""
     sizes = [max(1, widest * quarters // 4) for quarters in (1, 2, 3, 4)]
     return {cut(size): size for size in sizes}  # of sizes that come to the same, the largest

@@ -16,18 +16,25 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, ConvTransposeSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, bind, kernel, quotient, remainder, store
 from gangway.compiler.kernels.templates.convolution import (
-    Geometry,
+    ConvolutionGeometry,
     RegisterTiles,
     geometry_candidates,
     pack_for,
     write_tiles,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import Cut, Image, UnsupportedSpecError, cut_rows, knob, planned_tasks
+from gangway.compiler.kernels.templates.tiling import (
+    BandCut,
+    Image,
+    UnsupportedSpecError,
+    cut_rows,
+    knob,
+    planned_tasks,
+)
 
 
 @dataclass(frozen=True)
-class _Phases(Geometry):
+class _Phases(ConvolutionGeometry):
     """The convolution that computes all phases; `blocks` of channels each."""
 
     blocks: int
@@ -39,7 +46,7 @@ class _Phases(Geometry):
         most = min(2, self.output.blocks)
         return most if not self.moved or self.blocks % most == 0 else 1
 
-    def cut(self, tile_pixels: int) -> Cut:
+    def cut(self, tile_pixels: int) -> BandCut:
         """Whole rows: no line of the output is contiguous."""
         return cut_rows(self.output.height, self.output.width, tile_pixels)
 
@@ -99,7 +106,7 @@ class _PhaseTiles(RegisterTiles):
     """Writes the tiles of all phases."""
 
     def __init__(
-        self, spec: ConvTransposeSpec, geometry: _Phases, image: Image, cut: Cut, buffers: tuple[Buffer, ...]
+        self, spec: ConvTransposeSpec, geometry: _Phases, image: Image, cut: BandCut, buffers: tuple[Buffer, ...]
     ) -> None:
         super().__init__(geometry, cut, buffers)
         self._spec, self._image, self._blocks = spec, image, geometry.blocks

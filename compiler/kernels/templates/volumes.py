@@ -34,11 +34,17 @@ from gangway.compiler.kernels.templates.builder import (
     repeat,
     store,
 )
-from gangway.compiler.kernels.templates.convolution import Geometry, RegisterTiles, check, pack_for, write_tiles
+from gangway.compiler.kernels.templates.convolution import (
+    ConvolutionGeometry,
+    RegisterTiles,
+    check,
+    pack_for,
+    write_tiles,
+)
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
-    Cut,
+    BandCut,
     Image,
     Traffic,
     all_tasks,
@@ -51,7 +57,7 @@ from gangway.compiler.kernels.templates.tiling import (
 
 
 @dataclass(frozen=True)
-class _Volume(Geometry):
+class _Volume(ConvolutionGeometry):
     """The convolution of a slice, of a window of slices."""
 
     depth: DepthWindow
@@ -81,7 +87,7 @@ class _Volume(Geometry):
             self.spec.out_channels, self.depth.output * height, width, self.spec.output_halo, self.output.lanes
         )
 
-    def cut(self, tile_pixels: int) -> Cut:
+    def cut(self, tile_pixels: int) -> BandCut:
         """Whole rows of a slice."""
         return cut_rows(*self.spec.output_size, tile_pixels)
 
@@ -109,7 +115,7 @@ def candidates(spec: VolumeConvSpec, target: TargetSpec) -> Iterator[KernelPlan]
 
 def pack(spec: VolumeConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """As a convolution's of images: the weights of each group of outputs, slice after slice."""
-    geometry, flat = _Volume(spec.conv, target, spec.depth), Geometry(spec.conv, target)
+    geometry, flat = _Volume(spec.conv, target, spec.depth), ConvolutionGeometry(spec.conv, target)
     found = [
         pack_for(flat, {"weights": raw["weights"][:, :, place], "bias": raw["bias"]})
         for place in range(spec.depth.kernel)
@@ -137,7 +143,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 class _VolumeTiles(RegisterTiles):
     """Writes the tiles of all slices."""
 
-    def __init__(self, geometry: _Volume, cut: Cut, buffers: tuple[Buffer, ...]) -> None:
+    def __init__(self, geometry: _Volume, cut: BandCut, buffers: tuple[Buffer, ...]) -> None:
         super().__init__(geometry, cut, buffers)
         self._volume = geometry
         self._slice: Expr = 0

@@ -51,7 +51,7 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.convolution import (
     PREFETCHED_ELEMENTS,
     UNROLLED_CHANNELS,
-    Geometry,
+    ConvolutionGeometry,
     check,
     direct_us,
 )
@@ -161,13 +161,13 @@ def _weights_4() -> Array:
 
 
 @dataclass(frozen=True)
-class Work:
+class WinogradWork:
     """A convolution cut into Winograd's tiles. A *band* is as many tiles as one register tile takes.
 
     Tiles of several rows of a batch follow each other, so that a band may have some of one row and some of the next.
     """
 
-    geometry: Geometry
+    geometry: ConvolutionGeometry
     scheme: Scheme
     rows: int = 1
 
@@ -238,14 +238,14 @@ class Work:
 
 
 @lru_cache
-def best_work(spec: ConvSpec, target: TargetSpec) -> Work | None:
+def best_work(spec: ConvSpec, target: TargetSpec) -> WinogradWork | None:
     """The better of the two schemes, if either is estimated to be faster than the direct form."""
     if (spec.kernel, spec.stride, spec.dilation, spec.groups) != ((3, 3), (1, 1), (1, 1), 1) or spec.input_planar:
         return None
-    geometry = Geometry(spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     works = [
         work
-        for work in (Work(geometry, Scheme(outputs)) for outputs in (4, 2) if min(spec.output_size) >= outputs)
+        for work in (WinogradWork(geometry, Scheme(outputs)) for outputs in (4, 2) if min(spec.output_size) >= outputs)
         if work.weight_elements * FLOAT_BYTES <= MOST_WEIGHT_BYTES and work.scratch_bytes(1) <= SCRATCH_BYTES
     ]
     if not works or min(spec.in_channels, spec.out_channels) < target.lanes:
@@ -272,7 +272,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield from spread(static, ((work.cost_us(tasks), _plan(work, tasks)) for tasks in ranked if tasks.ordered))
 
 
-def _plan(work: Work, tasks: Tasks) -> KernelPlan:
+def _plan(work: WinogradWork, tasks: Tasks) -> KernelPlan:
     knobs = {"outputs": work.scheme.outputs, **tasks.knobs}
     m, blocks = work.scheme.outputs, work.geometry.group_blocks
     text = f"winograd {m}x{m} {work.band}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task}"
@@ -302,8 +302,8 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     assert isinstance(plan.spec, ConvSpec)
-    geometry = Geometry(plan.spec, target)
-    work = Work(geometry, Scheme(knob(plan, "outputs")))
+    geometry = ConvolutionGeometry(plan.spec, target)
+    work = WinogradWork(geometry, Scheme(knob(plan, "outputs")))
     tasks = Tasks(
         geometry.groups, work.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
     )
@@ -317,7 +317,9 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         _, first_band = tasks.first(number)
-        writer = Writer(geometry, work.scheme, work.grid, _span(work, bind(first_band), tasks.bands_per_task), buffers)
+        writer = WinogradWriter(
+            geometry, work.scheme, work.grid, _span(work, bind(first_band), tasks.bands_per_task), buffers
+        )
         writer.transform_inputs()
         tasks.each_group(number, lambda group, _: writer.group(group))
 
@@ -337,7 +339,7 @@ ONE_ROW = Strides(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Span:
+class TileSpan:
     """The tiles of a task: `count`, at most `capacity`, from number `first` on. Rows of a batch follow each other.
 
     `each` calls its argument for every register tile.
@@ -350,7 +352,7 @@ class Span:
     strides: Strides = ONE_ROW
 
 
-def _span(work: Work, first_band: Expr, count: int) -> Span:
+def _span(work: WinogradWork, first_band: Expr, count: int) -> TileSpan:
     """Up to `count` bands; the last one of the image may have fewer tiles."""
     full, rest = divmod(work.tiles, work.band)
 
@@ -365,7 +367,7 @@ def _span(work: Work, first_band: Expr, count: int) -> Span:
         repeat(at_most(count, work.bands - first_band), band)
 
     first, capacity = bind(first_band * work.band), count * work.band
-    return Span(first, at_most(capacity, work.tiles - first), capacity, each)
+    return TileSpan(first, at_most(capacity, work.tiles - first), capacity, each)
 
 
 def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
@@ -380,12 +382,12 @@ def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
 
 
 @lru_cache
-def _join(spec: ConvSpec, target: TargetSpec) -> tuple[Work, Tasks] | None:
+def _join(spec: ConvSpec, target: TargetSpec) -> tuple[WinogradWork, Tasks] | None:
     """Rows, and how they are cut into tasks, if that is worth it."""
     one = best_work(spec, target)
     if one is None:
         return None
-    work = Work(one.geometry, one.scheme, max(1, MOST_BANDS * one.most_tiles // one.tiles))
+    work = WinogradWork(one.geometry, one.scheme, max(1, MOST_BANDS * one.most_tiles // one.tiles))
     if work.bands > BATCH_WORTH * work.rows * one.bands or work.scratch_bytes(1) > SCRATCH_BYTES:
         return None
     cuts = [tasks for tasks in work.cuts() if tasks.bands_per_task == 1 and tasks.pixels_first]
@@ -418,8 +420,8 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
             def each(multiply: Multiply) -> None:
                 choose(count, sizes, lambda size: multiply(0, size))
 
-            span = Span(first, count, sizes[-1], each, Strides(strides[0], strides[-2], strides[-1]))
-            writer = Writer(geometry, work.scheme, work.grid, span, tuple(tensors))
+            span = TileSpan(first, count, sizes[-1], each, Strides(strides[0], strides[-2], strides[-1]))
+            writer = WinogradWriter(geometry, work.scheme, work.grid, span, tuple(tensors))
             writer.transform_inputs()
             tasks.each_group(number, lambda group, _: writer.group(group))
 
@@ -439,7 +441,7 @@ class _Place:
     of_batch: Expr
 
 
-class Writer:
+class WinogradWriter:
     """Writes the code of one task; `grid`: tiles of an image, down and across.
 
     Scratch memory, on the stack, T = tiles of a full task, L = lanes:
@@ -448,7 +450,12 @@ class Writer:
     """
 
     def __init__(
-        self, geometry: Geometry, scheme: Scheme, grid: tuple[int, int], span: Span, buffers: tuple[Buffer, ...]
+        self,
+        geometry: ConvolutionGeometry,
+        scheme: Scheme,
+        grid: tuple[int, int],
+        span: TileSpan,
+        buffers: tuple[Buffer, ...],
     ):
         self._g, self._scheme, self._grid, self._span = geometry, scheme, grid, span
         self._x, self._weights, self._bias, *self._residual, self._y = buffers

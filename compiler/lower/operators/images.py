@@ -102,7 +102,7 @@ def _volume_conv(program: Program, node: Node, weights: Array) -> None:
 
 def _volume_windows(
     node: Node, size: tuple[int, int, int], kernel: tuple[int, int, int]
-) -> tuple[DepthWindow, "Window"]:
+) -> tuple[DepthWindow, "ImageWindow"]:
     """Return the window's first axis and the other two, each with explicit padding."""
 
     def part(axes: slice, rest: list[int]) -> Node:
@@ -278,7 +278,7 @@ def global_pool(image: Geometry) -> GlobalPoolSpec:
 
 
 @dataclass(frozen=True)
-class Window:
+class ImageWindow:
     """A window that slides over an image; pads are top, left, bottom, right, `ceil_pads` of them are ceil_mode's."""
 
     kernel: Pair
@@ -288,7 +288,7 @@ class Window:
     ceil_pads: Pair  # bottom, right
 
 
-def window_of(node: Node, image: Geometry, kernel: Pair) -> Window:
+def window_of(node: Node, image: Geometry, kernel: Pair) -> ImageWindow:
     """Return the node's window with explicit padding; `ceil_mode` becomes padding at the bottom and right."""
     stride = _pair(node, "strides", (1, 1))
     dilation = _pair(node, "dilations", (1, 1))
@@ -300,7 +300,7 @@ def window_of(node: Node, image: Geometry, kernel: Pair) -> Window:
         raise node.unsupported(f"kernel {kernel}, strides {stride}, pads {pads}, dilations {dilation}")
     if min(window_output(size, kernel, stride, pads, dilation)) < 1:
         raise node.unsupported(f"the image {size} is smaller than the window {kernel}")
-    return Window(kernel, stride, pads, dilation, (pads[2] - given[2], pads[3] - given[3]))
+    return ImageWindow(kernel, stride, pads, dilation, (pads[2] - given[2], pads[3] - given[3]))
 
 
 def _pair(node: Node, name: str, default: Pair) -> Pair:

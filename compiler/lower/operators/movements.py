@@ -16,15 +16,25 @@ from gangway.compiler.frontend.shapes.rules import slice_range
 from gangway.compiler.kernels.plain_specs import (
     GatherPlacesSpec,
     GatherSpec,
+    LineSegment,
     Picked,
     RemapSpec,
     ScatterReduction,
     ScatterSpec,
-    Segment,
     contiguous,
 )
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.lower.layers import Concat, Cut, Expression, Part, Pick, Program, Transpose, Value, lowers
+from gangway.compiler.lower.layers import (
+    AdjacentPart,
+    Concat,
+    Expression,
+    Pick,
+    Program,
+    StridedCut,
+    Transpose,
+    Value,
+    lowers,
+)
 from gangway.compiler.lower.operators.elementwise import lower_pointwise
 
 _MOST_SEGMENTS = 8
@@ -63,7 +73,7 @@ def concat(program: Program, node: Node) -> None:
 @lowers("StridedCopy")
 def strided_copy(program: Program, node: Node) -> None:
     """What `frontend/views.py` has found to be cut out of a tensor."""
-    program.add(node, Cut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
+    program.add(node, StridedCut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
 
 
 @lowers("Slice")
@@ -288,7 +298,7 @@ def add_remap(program: Program, node: Node, name: str, indices: Sequence[Array],
         if len(axes[0]) == math.prod(kind.shape):
             program.views[node.outputs[0]] = name
         else:
-            program.add(node, Part(skipped), (name,))
+            program.add(node, AdjacentPart(skipped), (name,))
         return
     *outer, last = axes
     line, entries = _line(last, sum(len(axis) for axis in outer))
@@ -326,19 +336,19 @@ def _continues(outer: Array, inner: Array) -> bool:
     return len(steps) == 1 and bool((np.diff(outer) == steps[0] * len(inner)).all())
 
 
-def _line(offsets: Array, begin: int) -> tuple[tuple[Segment, ...], list[Array]]:
+def _line(offsets: Array, begin: int) -> tuple[tuple[LineSegment, ...], list[Array]]:
     """The innermost axis as a few runs, or as a table, which begins at entry `begin`."""
-    segments: list[Segment] = []
+    segments: list[LineSegment] = []
     start = 0
     while start < len(offsets) and len(segments) <= _MOST_SEGMENTS:
         length, step = _run(offsets, start)
-        kind: Segment = (
-            Segment("fill", length) if offsets[start] < 0 else Segment("run", length, int(offsets[start]), step)
+        kind: LineSegment = (
+            LineSegment("fill", length) if offsets[start] < 0 else LineSegment("run", length, int(offsets[start]), step)
         )
         segments.append(kind)
         start += length
     if start < len(offsets) or len(segments) > _MOST_SEGMENTS:
-        return (Segment("table", len(offsets), begin),), [offsets]
+        return (LineSegment("table", len(offsets), begin),), [offsets]
     return tuple(segments), []
 
 

@@ -13,7 +13,7 @@ from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.frontend.packed import PACKED_MATMUL
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.plain_specs import ReduceSpec, Reduction
-from gangway.compiler.lower.layers import Expression, Layer, Program, Value, lowers
+from gangway.compiler.lower.layers import Expression, LoweredLayer, Program, Value, lowers
 from gangway.compiler.lower.operators.dense import dense
 from gangway.compiler.lower.operators.elementwise import lower_pointwise
 from gangway.compiler.lower.operators.images import conv
@@ -31,7 +31,7 @@ def dynamic_fake_quantise(program: Program, node: Node) -> None:
     program.add_types({name: TensorType((1,), "float32") for name in limits})
     for name, operator in limits.items():
         spec = ReduceSpec("float32", (length,), (True,), operator)
-        program.layers.append(Layer(name, f"Reduce{operator.capitalize()}", spec, (x,), name))
+        program.layers.append(LoweredLayer(name, f"Reduce{operator.capitalize()}", spec, (x,), name))
     lower_pointwise(program, node, _rounded, (x, *limits))
 
 

@@ -10,7 +10,7 @@ from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.frontend.packed import PACKED_GATES
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.specs import RELU, Activation, Array, Cell, RecurrentSpec
-from gangway.compiler.lower.layers import Layer, Program, lowers
+from gangway.compiler.lower.layers import LoweredLayer, Program, lowers
 from gangway.compiler.lower.operators.dense import dense
 
 MAX_HIDDEN = 8192  # units whose states fit on a worker's stack
@@ -62,7 +62,7 @@ def recurrent(program: Program, node: Node) -> None:
     states = [node.inputs[n] for n, given in ((5, spec.initial_h), (6, spec.initial_c), (4, spec.lengths)) if given]
     inputs = (products, *states)
     operator = f"Quantised{cell}" if packed else cell  # of which onnxruntime may compute one in integers
-    program.layers.append(Layer(node.name, operator, spec, inputs, names[0], raw, more_outputs=tuple(names[1:])))
+    program.layers.append(LoweredLayer(node.name, operator, spec, inputs, names[0], raw, more_outputs=tuple(names[1:])))
 
 
 def _three(node: Node) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ import math
 
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.kernels.plain_specs import MOST_BEST, TopSpec
-from gangway.compiler.lower.layers import Layer, Program, lowers
+from gangway.compiler.lower.layers import LoweredLayer, Program, lowers
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _SMALL = 4  # counts below it are found by a heap
@@ -29,4 +29,4 @@ def top(program: Program, node: Node) -> None:
         raise node.unsupported(f"the best {count} of {columns} numbers are too many for a heap")
     spec = TopSpec(kind.dtype, math.prod(kind.shape[:-1]), columns, count, bool(node.attributes.get("largest", 1)))
     output, places = node.outputs
-    program.layers.append(Layer(node.name, node.operator, spec, node.inputs[:1], output, more_outputs=(places,)))
+    program.layers.append(LoweredLayer(node.name, node.operator, spec, node.inputs[:1], output, more_outputs=(places,)))

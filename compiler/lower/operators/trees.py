@@ -9,7 +9,7 @@ from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.frontend.tree_ensembles import TREE_SUMS
 from gangway.compiler.kernels.plain_specs import ReduceSpec, Reduction, TreeSpec
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.lower.layers import Layer, Program, lowers
+from gangway.compiler.lower.layers import LoweredLayer, Program, lowers
 
 _GROUP_STEPS = 1024  # of one row, that are worth a task of their own
 _MOST_GROUPS = 16
@@ -51,7 +51,7 @@ def tree_sums(program: Program, node: Node) -> None:
         return
     output = f"{node.outputs[0]}:groups"
     program.add_types({output: TensorType((rows, groups, targets), kind.dtype)})
-    program.layers.append(Layer(node.name, node.operator, spec, node.inputs[:1], output, raw))
+    program.layers.append(LoweredLayer(node.name, node.operator, spec, node.inputs[:1], output, raw))
     total = ReduceSpec(kind.dtype, (rows, groups, targets), (False, True, False), _REDUCTIONS[operator])
     program.add(replace(node, name=f"{node.name}:sum"), total, (output,))
 

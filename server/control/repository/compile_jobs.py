@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, discard, trim
@@ -128,7 +128,7 @@ class CompileRequest:
     with_batch: bool = False
     whole: bool = False
     precision: WantedPrecision = IN_FP32
-    span: Span | None = None
+    span: SizeSpan | None = None
     stand_in: bool = False
 
     @property

@@ -30,7 +30,7 @@ from gangway.server.models.config import (
     PLATFORM,
     PRECISION_NOTE_PARAMETER,
     TARGET_SINCE_PARAMETER,
-    Qos,
+    QosConfig,
     bucket_sizes,
     buckets_of,
     check_supported,
@@ -134,14 +134,14 @@ def tell_engine(config: ModelConfig, manifest: Manifest, in_bf16: InBf16 = NOT_W
         config.parameters[PRECISION_NOTE_PARAMETER].string_value = note
 
 
-def tell_target(config: ModelConfig, qos: Qos, isolated: IsolatedLatency | None) -> None:
+def tell_target(config: ModelConfig, qos: QosConfig, isolated: IsolatedLatency | None) -> None:
     """Say in the config's parameters since when a target counts that is a multiple of the model's time alone."""
     if qos.multiple is not None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         config.parameters[TARGET_SINCE_PARAMETER].string_value = now if isolated else FIRST_ANSWER
 
 
-def tell_trials(config: ModelConfig, qos: Qos, tried: TrialResult) -> None:
+def tell_trials(config: ModelConfig, qos: QosConfig, tried: TrialResult) -> None:
     """Say in the config's parameters whether requests share batches, and what targets that are multiples become."""
     if tried.mixed_rows:
         config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF

@@ -37,7 +37,7 @@ from gangway.server.control.repository.repository import (
     read_only_one,
 )
 from gangway.server.control.supervisor.announcements import Announcements
-from gangway.server.control.supervisor.model_life import State, state_of
+from gangway.server.control.supervisor.model_life import VersionState, state_of
 from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, RequestError, unavailable
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, FirstAnswer, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
@@ -652,7 +652,7 @@ class ServedModels:
     def give_up(self, name: str) -> None:
         """Say that what is on its way of a model is not loaded after all."""
         for (known, version), entry in list(self._clients.entries.items()):
-            if known == name and state_of(entry) is State.LOADING:
+            if known == name and state_of(entry) is VersionState.LOADING:
                 self._clients.announce(ModelUnavailable(name, version, UNLOADED))
 
     def refuse(self, broken: BrokenModel) -> None:
@@ -693,7 +693,7 @@ class ServedModels:
         """Forget why a model failed that is not wanted any more. `ensembles`: its versions."""
         for entry in ensembles:
             known = self._clients.entries.get((name, entry.version))
-            if state_of(known) is State.UNLOADED:  # maybe for want of its models
+            if state_of(known) is VersionState.UNLOADED:  # maybe for want of its models
                 self._clients.announce(ModelUnavailable(name, entry.version, UNLOADED))
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
@@ -704,7 +704,7 @@ class ServedModels:
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
         for (known, version), entry in list(self._clients.entries.items()):
-            if known == name and state_of(entry) in (State.UNKNOWN, State.UNLOADED, State.FAILED):
+            if known == name and state_of(entry) in (VersionState.UNKNOWN, VersionState.UNLOADED, VersionState.FAILED):
                 self._clients.announce(ModelRemoved(name, version))
 
 

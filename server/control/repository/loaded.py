@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.base.files import model_stamp
 from gangway.protos.model_config_pb2 import ModelConfig
@@ -21,7 +21,7 @@ from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.errors import CompileError
 from gangway.server.messages import ModelReady, VariantReady
-from gangway.server.models.config import DIFFERENCE_PARAMETER, Qos
+from gangway.server.models.config import DIFFERENCE_PARAMETER, QosConfig
 from gangway.server.models.settings import ModelBatching, QueuePolicies
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class ModelVariants:
     path: Path
     symbols: tuple[str, ...]
     spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
-    qos: Qos = field(default_factory=Qos)
+    qos: QosConfig = field(default_factory=QosConfig)
     precision: WantedPrecision = IN_FP32
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
@@ -124,7 +124,9 @@ class ModelVariants:
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
     made: set[Sizes] = field(default_factory=set)  # sizes that were compiled one by one
     reasons: dict[str, set[Sizes]] = field(default_factory=dict)  # why sizes were refused, numbers aside, and some
-    spans: set[tuple[Span, Sizes]] = field(default_factory=set)  # that were tried, and the sizes of the other symbols
+    spans: set[tuple[SizeSpan, Sizes]] = field(
+        default_factory=set
+    )  # that were tried, and the sizes of the other symbols
     ahead: int = 0  # up to this size, spans are compiled before requests ask for them
     asked: dict[Sizes, None] = field(default_factory=dict)  # sizes that requests had, while `ahead`
     grown: Counter[tuple[int, ...]] = field(default_factory=Counter)  # places of symbols that did between two of these
@@ -176,7 +178,7 @@ class ModelVariants:
         """Whether a variant that is loaded computes these sizes."""
         return sizes in self.loaded or any(sizes in sizes_of(variant) for variant in self.loaded.values())
 
-    def span_of(self, sizes: Sizes) -> Span | None:
+    def span_of(self, sizes: Sizes) -> SizeSpan | None:
         """Return the span of sizes that is to be compiled along with these; None: they are to be compiled alone.
 
         It is one of the symbol, or of symbols that grow together, of which so many near sizes have been compiled, where
@@ -196,14 +198,14 @@ class ModelVariants:
         """Let spans that have these sizes be made again."""
         given = dict(zip(self.symbols, sizes, strict=True))
 
-        def has(span: Span, others: Sizes) -> bool:
+        def has(span: SizeSpan, others: Sizes) -> bool:
             moved = span.sizes(given[span.symbol], {})
             stays = tuple(size for symbol, size in given.items() if symbol not in moved)
             return span.first <= given[span.symbol] <= span.last and moved.items() <= given.items() and stays == others
 
         self.spans = {(span, others) for span, others in self.spans if not has(span, others)}
 
-    def next_ahead(self) -> tuple[Sizes, Span | None] | None:
+    def next_ahead(self) -> tuple[Sizes, SizeSpan | None] | None:
         """Return the next span to be compiled before requests ask for it, and some sizes of it; None: there is none.
 
         It is one of the only symbol, or of those that requests have shown to grow, such as the length of a prompt and
@@ -239,12 +241,12 @@ class ModelVariants:
         found, count = next(iter(lines.most_common(1)), ((), 0))
         return found if count >= (1 if self.ahead else SPAN_AFTER) else ()
 
-    def _span_along(self, moving: Sequence[int], sizes: Sizes) -> Span:
+    def _span_along(self, moving: Sequence[int], sizes: Sizes) -> SizeSpan:
         place, *others = moving
         first = (sizes[place] - 1) // SPAN_SIZES * SPAN_SIZES + 1
         along = tuple((self.symbols[other], sizes[other] - sizes[place]) for other in others)
         last = min(first + SPAN_SIZES - 1, *(self._most(at) - sizes[at] + sizes[place] for at in moving))
-        return Span(self.symbols[place], first, last, along, bool(self.ahead))
+        return SizeSpan(self.symbols[place], first, last, along, bool(self.ahead))
 
     def _most(self, place: int) -> int:
         """Return the largest size that requests may have: of the batch, where it is a size, max_batch_size."""
@@ -275,7 +277,7 @@ class ModelVariants:
             self.values.setdefault(symbol, set()).add(value)
         return True
 
-    def title(self, sizes: Sizes, span: Span | None = None) -> str:
+    def title(self, sizes: Sizes, span: SizeSpan | None = None) -> str:
         """Return the name of one variant, for people."""
         texts = dict(zip(self.symbols, map(str, sizes), strict=True))
         if span is not None:
@@ -346,7 +348,7 @@ def part_of(whole: LoadModel, part: LoadModel) -> LoadModel:
     return ModelBatching.of_spec(whole).applied_to(limited)
 
 
-def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:
+def resolve_qos_us(qos: QosConfig, isolated: IsolatedLatency | None) -> float | None:
     """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known.
 
     No multiple is less than what any request costs on a busy machine.
@@ -398,7 +400,9 @@ def policies_of(ready: ModelReady) -> QueuePolicies:
     return QueuePolicies.of(config_of(ready))
 
 
-def warn_of_target(ready: ModelReady, qos: Qos, isolated: IsolatedLatency | None, request_cost_us: float = 0.0) -> None:
+def warn_of_target(
+    ready: ModelReady, qos: QosConfig, isolated: IsolatedLatency | None, request_cost_us: float = 0.0
+) -> None:
     """Say in the log if the target of a model is out of reach, or not known.
 
     `request_cost_us`: what any request costs; counts where the model's own latency is not known yet.

@@ -30,7 +30,7 @@ from gangway.server.models.config import (
     ONNX_SUFFIX,
     PLATFORM,
     PYTHON_BACKEND,
-    Qos,
+    QosConfig,
     check_onnx,
     check_supported,
     foreign_engine,
@@ -67,7 +67,7 @@ class ModelVersion:
     version: int
     path: Path  # the ONNX file, or model.py; an ensemble has none there
     config: ModelConfig
-    qos: Qos
+    qos: QosConfig
     stamp: Stamp = ()
     override: Override | None = None
     without_effect: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gangway.artifact.format import Engine, Manifest, TensorSpec
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import WantedPrecision
 from gangway.base.files import model_stamp
 from gangway.scheduler.messages import LoadModel
@@ -219,7 +219,7 @@ class ShapeCache:
             if sizes in model.loaded:
                 model.made.add(sizes)
 
-    async def _make(self, model: ModelVariants, sizes: Sizes, span: Span | None = None) -> None:
+    async def _make(self, model: ModelVariants, sizes: Sizes, span: SizeSpan | None = None) -> None:
         title = model.title(sizes, span)
         try:
             require_loaded_files(model.path, model.stamp)

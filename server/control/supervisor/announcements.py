@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gangway.base.logs import ALWAYS
-from gangway.server.control.supervisor.model_life import TRANSITIONS, State, state_of
+from gangway.server.control.supervisor.model_life import TRANSITIONS, VersionState, state_of
 from gangway.server.messages import (
     WHOLE_MODEL,
     FrontEndMessage,
@@ -112,7 +112,7 @@ class Announcements:
         if reason is not None:
             line = "model %s%s: %s -> %s: %s"
             _log.debug(line, message.name, which, before.value, after.value, reason, extra=ALWAYS)
-        elif (before, after) != (State.ABSENT, State.ABSENT):
+        elif (before, after) != (VersionState.ABSENT, VersionState.ABSENT):
             _log.error(
                 "model %s%s: %s after %s is a fault of the server", message.name, which, after.value, before.value
             )

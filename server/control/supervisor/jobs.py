@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gangway.server.messages import Job, JobsUnderWay
+from gangway.server.messages import BackgroundJob, JobsUnderWay
 
 TELL_EVERY_S: Final = 1.0  # of a job's phases, which may change far more often
 
@@ -16,14 +16,14 @@ class Jobs:
 
     def __init__(self, tell: Callable[[JobsUnderWay], None]) -> None:
         self._tell = tell
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, BackgroundJob] = {}
         self._told_s = 0.0
         self._next = 0
 
     def begin(self, kind: Literal["compile", "profile"], model: str) -> int:
         """A job begins; return its number."""
         self._next += 1
-        self._jobs[self._next] = Job(kind, model, time.time())
+        self._jobs[self._next] = BackgroundJob(kind, model, time.time())
         self._tell_all()
         return self._next
 

@@ -21,7 +21,7 @@ from gangway.artifact.precision import BF16
 from gangway.base.files import append_whole
 from gangway.base.logs import ALWAYS, RateLimit, decode, fields, set_levels
 from gangway.server.messages import LogSettings, ModelReady
-from gangway.server.statistics import Figures
+from gangway.server.statistics import VersionFigures
 
 _log = logging.getLogger(__name__)
 
@@ -325,10 +325,10 @@ class StatisticsLog:
     `models` tells what is served, `figures` what has been counted in a row.
     """
 
-    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
+    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], VersionFigures]) -> None:
         self._models = models
         self._figures = figures
-        self._written: dict[int, tuple[ModelReady, Figures]] = {}  # by row, which may be another model's later
+        self._written: dict[int, tuple[ModelReady, VersionFigures]] = {}  # by row, which may be another model's later
 
     async def run(self) -> None:
         """Write a line per model and period, for ever."""
@@ -354,14 +354,14 @@ class StatisticsLog:
             _write(model, figures, "in all", figures.own)
 
 
-def _write(model: ModelReady, figures: Figures, when: str, own: Mapping[str, int]) -> None:
+def _write(model: ModelReady, figures: VersionFigures, when: str, own: Mapping[str, int]) -> None:
     answered, failed = figures.success.count, figures.fail.count
     if answered or failed:
         extra = fields(model=model.name, version=model.version, answered=answered, failed=failed, **own) | ALWAYS
         _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(figures), extra=extra)
 
 
-def describe(figures: Figures) -> str:
+def describe(figures: VersionFigures) -> str:
     """Return the counters for people. Times are means over the answered requests."""
     own, answered = figures.own, figures.success.count
     parts = [f"{answered} answered, {own['refused']} refused, {figures.fail.count - own['refused']} failed"]

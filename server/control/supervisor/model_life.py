@@ -11,7 +11,7 @@ from typing import Final
 from gangway.server.messages import UNLOADED, ModelReady, ModelRemoved, ModelUnavailable
 
 
-class State(Enum):
+class VersionState(Enum):
     """Where a version stands. RepositoryIndex shows UNLOADED and FAILED as UNAVAILABLE, with the reason."""
 
     ABSENT = "absent"  # the index has no such entry
@@ -29,73 +29,73 @@ _MADE: Final = "an ensemble's models are there again"
 _GONE: Final = "no repository has it"
 
 # What may follow each state, and what leads there. Nothing else happens.
-TRANSITIONS: Final[Mapping[State, Mapping[State, str]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[VersionState, Mapping[VersionState, str]]] = MappingProxyType(
     {
-        State.ABSENT: MappingProxyType(
+        VersionState.ABSENT: MappingProxyType(
             {
-                State.UNKNOWN: "the index is read, and a repository has it",
-                State.LOADING: _LOAD,
-                State.FAILED: _READ,
+                VersionState.UNKNOWN: "the index is read, and a repository has it",
+                VersionState.LOADING: _LOAD,
+                VersionState.FAILED: _READ,
             }
         ),
-        State.UNKNOWN: MappingProxyType(
+        VersionState.UNKNOWN: MappingProxyType(
             {
-                State.FAILED: _READ,
-                State.ABSENT: "the index is read and no repository has it, or a load knows its versions",
+                VersionState.FAILED: _READ,
+                VersionState.ABSENT: "the index is read and no repository has it, or a load knows its versions",
             }
         ),
-        State.LOADING: MappingProxyType(
+        VersionState.LOADING: MappingProxyType(
             {
-                State.READY: "the load succeeds",
-                State.FAILED: "the load fails",
-                State.UNLOADED: "the load is given up: another version of the model has failed",
+                VersionState.READY: "the load succeeds",
+                VersionState.FAILED: "the load fails",
+                VersionState.UNLOADED: "the load is given up: another version of the model has failed",
             }
         ),
-        State.READY: MappingProxyType(
+        VersionState.READY: MappingProxyType(
             {
-                State.READY: "a reload succeeds; one that fails changes nothing",
-                State.UNLOADING: "an unload; its files have gone; a model of the ensemble has gone",
-                State.FAILED: "no worker can load it, or its requests have ended workers",
+                VersionState.READY: "a reload succeeds; one that fails changes nothing",
+                VersionState.UNLOADING: "an unload; its files have gone; a model of the ensemble has gone",
+                VersionState.FAILED: "no worker can load it, or its requests have ended workers",
             }
         ),
-        State.UNLOADING: MappingProxyType(
+        VersionState.UNLOADING: MappingProxyType(
             {
-                State.UNLOADED: "the last request has ended",
-                State.FAILED: f"the last request has ended, and it cannot be served any more; {_READ}",
-                State.LOADING: _LOAD,
-                State.READY: _MADE,
-                State.ABSENT: f"the last request has ended, and {_GONE}",
+                VersionState.UNLOADED: "the last request has ended",
+                VersionState.FAILED: f"the last request has ended, and it cannot be served any more; {_READ}",
+                VersionState.LOADING: _LOAD,
+                VersionState.READY: _MADE,
+                VersionState.ABSENT: f"the last request has ended, and {_GONE}",
             }
         ),
-        State.UNLOADED: MappingProxyType(
+        VersionState.UNLOADED: MappingProxyType(
             {
-                State.UNLOADED: "an unload of an ensemble whose models have gone",
-                State.LOADING: _LOAD,
-                State.READY: _MADE,
-                State.FAILED: _READ,
-                State.ABSENT: f"{_GONE}, or a load knows its versions",
+                VersionState.UNLOADED: "an unload of an ensemble whose models have gone",
+                VersionState.LOADING: _LOAD,
+                VersionState.READY: _MADE,
+                VersionState.FAILED: _READ,
+                VersionState.ABSENT: f"{_GONE}, or a load knows its versions",
             }
         ),
-        State.FAILED: MappingProxyType(
+        VersionState.FAILED: MappingProxyType(
             {
-                State.FAILED: "it fails for another reason",
-                State.LOADING: _LOAD,
-                State.READY: f"it is loaded again by itself; {_MADE}",
-                State.UNLOADED: "an unload",
-                State.ABSENT: f"{_GONE}, or its files have become other versions",
+                VersionState.FAILED: "it fails for another reason",
+                VersionState.LOADING: _LOAD,
+                VersionState.READY: f"it is loaded again by itself; {_MADE}",
+                VersionState.UNLOADED: "an unload",
+                VersionState.ABSENT: f"{_GONE}, or its files have become other versions",
             }
         ),
     }
 )
 
-_STATES: Final = {"UNKNOWN": State.UNKNOWN, "LOADING": State.LOADING, "UNLOADING": State.UNLOADING}
+_STATES: Final = {"UNKNOWN": VersionState.UNKNOWN, "LOADING": VersionState.LOADING, "UNLOADING": VersionState.UNLOADING}
 
 
-def state_of(message: ModelReady | ModelUnavailable | ModelRemoved | None) -> State:
+def state_of(message: ModelReady | ModelUnavailable | ModelRemoved | None) -> VersionState:
     """Return the state in which the last news of a version leaves it; None: there has been none."""
     if isinstance(message, ModelReady):
-        return State.READY
+        return VersionState.READY
     if isinstance(message, ModelUnavailable):
-        idle = State.UNLOADED if message.reason.startswith(UNLOADED) else State.FAILED
+        idle = VersionState.UNLOADED if message.reason.startswith(UNLOADED) else VersionState.FAILED
         return _STATES.get(message.state, idle)
-    return State.ABSENT
+    return VersionState.ABSENT

@@ -73,7 +73,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
     def begun(self) -> None:
         """Tell a process all there is to know."""
         super().begun()
-        known: list[slow.ControlMessage] = [*self._specs.values(), slow.Begin()]
+        known: list[slow.ControlMessage] = [*self._specs.values(), slow.BeginServing()]
         known += [*self._profiles.values(), *self._measured.values(), *self._schedules.values()]
         known += [slow.FrontEndDied(front_end) for front_end in self._quieting]
         known += [slow.UnloadModel(model_id) for model_id in self._unloading]
@@ -171,7 +171,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
     async def stop(self, timeout_seconds: float) -> None:
         """End scheduler and workers (they get Exit from it); kill the scheduler when that takes too long."""
         self.stop_restarting()
-        self.send(slow.Stop())
+        self.send(slow.StopScheduler())
         await self.wait(timeout_seconds)
 
     def heard(self, message: slow.ControlMessage) -> None:

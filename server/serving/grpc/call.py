@@ -29,8 +29,8 @@ from gangway.server.serving.grpc.messages import (
     PREFIX_BYTES,
     CallHead,
     Header,
+    MessageBuffer,
     MessageReader,
-    Place,
     compressed,
     encoding_for,
     framed,
@@ -65,7 +65,7 @@ SLOW_S: Final = 0.5  # a call that has its place for longer loses it; `MemoryGua
 MAX_WAIT_S: Final = 1.0  # that a call waits for its place
 
 
-class Arrivals:
+class MessageArrivals:
     """Which long messages may come, where memory could not hold all that clients may send at once.
 
     A message's length comes before it. If the memory budget has no room for it, the call does not acknowledge what has
@@ -134,7 +134,7 @@ class Sharing:
     """What all calls of a server share."""
 
     serving: ServingLoop
-    arrivals: Arrivals
+    arrivals: MessageArrivals
     arriving: StalledCalls  # whose message has not come
     unread: StalledCalls  # whose answer has not been taken
     message_bytes: int
@@ -163,7 +163,7 @@ class Messages(Protocol):
         """The call is over."""
 
 
-class Arriving(Place, Protocol):
+class Arriving(MessageBuffer, Protocol):
     """Takes a message while it comes, but for `known_bytes` of its begin, and deals with it by `run`."""
 
     @property

@@ -26,10 +26,10 @@ from gangway.server.requests.contents import Raws
 from gangway.server.serving.grpc.call import (
     EXPIRED,
     INTERNAL,
-    Arrivals,
     Arriving,
     GrpcCall,
     GrpcMethod,
+    MessageArrivals,
     Sharing,
     refusal_headers,
 )
@@ -65,7 +65,7 @@ SILENT_S: Final = 5.0  # an idle connection is closed after so long where descri
 END_TIMEOUT_S: Final = 5.0
 
 
-class Inference(Protocol):
+class GrpcInference(Protocol):
     """What executes requests; `call.answer` is told of the end."""
 
     def begin_message(self, message: bytes, call: GrpcCall) -> None:
@@ -85,7 +85,7 @@ class GrpcFrontEnd:
     def __init__(
         self,
         serving: ServingLoop,
-        inference: Inference,
+        inference: GrpcInference,
         streams: Streams,
         methods: Methods,
         health: Health,
@@ -106,7 +106,7 @@ class GrpcFrontEnd:
         self._certificates = Certificates(options.tls, ("h2",)) if options.tls else None
         self._shared = Sharing(
             serving,
-            Arrivals(memory_budget()),
+            MessageArrivals(memory_budget()),
             StalledCalls(MAX_ARRIVING, 0, GRACE_S),
             StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, GRACE_S),
             options.max_message_bytes,

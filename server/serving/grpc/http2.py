@@ -30,7 +30,7 @@ from ngh2.enums import ErrorCode, Setting
 
 from gangway.server.options.endpoints import KeepaliveOptions
 from gangway.server.serving.limits import ConnectionLimit, Phase
-from gangway.server.serving.loop import SLICE_S, Turn
+from gangway.server.serving.loop import SLICE_S, LoopTurn
 from gangway.server.serving.tls import ArrivingConnection
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Connections:
     """
 
     loop: asyncio.AbstractEventLoop
-    turn: Turn
+    turn: LoopTurn
     application: Application
     limit: ConnectionLimit
     keepalive: KeepaliveOptions

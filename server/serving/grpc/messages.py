@@ -63,7 +63,7 @@ def too_large(kind: str, size: int, limit: int) -> RequestError:
     return RequestError(StatusCode.RESOURCE_EXHAUSTED, text)
 
 
-class Place(Protocol):
+class MessageBuffer(Protocol):
     """Where a long message goes while it comes."""
 
     @property
@@ -127,7 +127,7 @@ class MessageReader:
         self._limit = limit
         self._kept: deque[bytes] = deque()
         self.kept_bytes = self._at = 0  # `_at`: so much of the first piece is taken
-        self._place: Place | None = None
+        self._place: MessageBuffer | None = None
         self.is_compressed = False
         self.due_bytes = -1
 
@@ -176,7 +176,7 @@ class MessageReader:
             self._kept, self.kept_bytes, self._at = deque(pieces), sum(map(len, pieces)), 0
         return self._kept[0][: self.due_bytes] if self._kept else b""
 
-    def place(self, place: Place, known_bytes: int = 0) -> None:
+    def place(self, place: MessageBuffer, known_bytes: int = 0) -> None:
         """Have the message written there, but for `known_bytes` of its begin, which are kept."""
         kept = self._cut(self.kept_bytes) if self.kept_bytes else b""
         self._place = place
@@ -187,13 +187,13 @@ class MessageReader:
         if self.due_bytes >= WHOLE_BYTES and self._place is None:
             self.place(Collected(self.due_bytes))
 
-    def take(self) -> tuple[bool, bytes | Place] | None:
+    def take(self) -> tuple[bool, bytes | MessageBuffer] | None:
         """Return whether the message is compressed, and the message; None if it is not complete.
 
         One that was collected is a memoryview, which is used like bytes, but for keys of dictionaries. One that has
         another place is what was given to `place`.
         """
-        message: bytes | Place
+        message: bytes | MessageBuffer
         if self._place is not None:
             if not self._place.is_complete:
                 return None

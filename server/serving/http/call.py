@@ -41,7 +41,7 @@ class HttpCall(Call):
         self.route: Any = None
         self._pieces: list[bytes | memoryview] = []
         self._answered: Pending[bytes] | None = None
-        self._responses: Responses | None = None  # of a call that takes many
+        self._responses: CallResponses | None = None  # of a call that takes many
 
     # -- what inference asks of a call
 
@@ -63,10 +63,10 @@ class HttpCall(Call):
         self._answered = answered
         return answered
 
-    def expect_responses(self) -> "Responses":
+    def expect_responses(self) -> "CallResponses":
         """Return where `respond` and `answer` put responses, any number of them."""
         self.takes_many = True
-        self._responses = Responses()
+        self._responses = CallResponses()
         return self._responses
 
     def respond(self, response: bytes | RequestError) -> None:
@@ -133,7 +133,7 @@ class Responded(NamedTuple):
         return not self.response
 
 
-class Responses:
+class CallResponses:
     """The responses of one call, in their order, until they are taken. For the loop's thread."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions, MetricsOptions
 from gangway.server.serving.http.call import Site
 from gangway.server.serving.http.generate import UNSENT_BYTES
-from gangway.server.serving.http.http1 import Connection
+from gangway.server.serving.http.http1 import HttpConnection
 from gangway.server.serving.http.metrics_site import MetricsSite
-from gangway.server.serving.http.site import Begin, HttpSite
+from gangway.server.serving.http.site import BeginCall, HttpSite
 from gangway.server.serving.http.watching import Watchers
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.loop import ServingLoop
@@ -43,7 +43,7 @@ class HttpFrontEnd:
 
     def __init__(
         self,
-        begin: Begin,
+        begin: BeginCall,
         methods: Methods,
         models: Callable[[], Models],
         options: HttpOptions,
@@ -117,10 +117,10 @@ class HttpFrontEnd:
         site.refuse_grpc = refusal.take
         self._refusals.append(refusal)
         if certificates is None:
-            server = await loop.create_server(lambda: Connection(site, loop), sock=listening, backlog=BACKLOG)
+            server = await loop.create_server(lambda: HttpConnection(site, loop), sock=listening, backlog=BACKLOG)
             self._listeners.append(server)
         else:
-            self._listeners.append(TlsListener(loop, listening, certificates, lambda: Connection(site, loop)))
+            self._listeners.append(TlsListener(loop, listening, certificates, lambda: HttpConnection(site, loop)))
 
     async def _close(self) -> None:
         for listener in self._listeners:

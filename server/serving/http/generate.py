@@ -16,7 +16,7 @@ from gangway.server.errors import RequestError, invalid
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor
 from gangway.server.requests.contents import EMPTY_FINAL_PARAMETER, MAX_ID_BYTES
-from gangway.server.serving.http.call import Responses
+from gangway.server.serving.http.call import CallResponses
 from gangway.server.serving.http.infer import (
     BinaryOutputs,
     JsonRequest,
@@ -118,7 +118,7 @@ def event_of(response: bytes | RequestError) -> bytes:
     return b"data: %b\n\n" % text
 
 
-async def only_one(responses: Responses) -> bytes:
+async def only_one(responses: CallResponses) -> bytes:
     """Return the response of a model that gives exactly one. Raises RequestError for another number, or its error."""
     first = await responses.next()
     is_one = not first.is_empty and (first.is_last or (await responses.next()).is_empty)

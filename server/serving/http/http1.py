@@ -54,7 +54,7 @@ class _RefusedError(Exception):
     """Ends the parser: what follows cannot be understood."""
 
 
-class Connection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
+class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     """A client's connection to a site."""
 
     __slots__ = (

@@ -20,7 +20,7 @@ from gangway.server.requests.remembered import Remembered
 from gangway.server.serving.http.json_text import (
     MAX_INT64,
     MAX_RANK,
-    Numbers,
+    NumberText,
     UnreadTensor,
     dump,
     element_count,
@@ -187,7 +187,7 @@ def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[byt
 
 
 def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | UnreadTensor:
-    if not isinstance(data, list | Numbers):
+    if not isinstance(data, list | NumberText):
         invalid(f"{where}: expected an array as 'data', got {kind_of(data)}")
     elements = flatten(data, where)
     if element_count(elements) != expected:
@@ -197,7 +197,7 @@ def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | Unread
 
 def _shape(item: Mapping[str, Any], where: str) -> list[int]:
     shape = item.get("shape")
-    if isinstance(shape, Numbers):  # thousands of bytes of text
+    if isinstance(shape, NumberText):  # thousands of bytes of text
         invalid(f"{where}: expected at most {MAX_RANK} dimensions in 'shape', got {shape.count}")
     if not isinstance(shape, list) or not all(type(size) is int and abs(size) <= MAX_INT64 for size in shape):
         invalid(f"{where}: expected an array of numbers as 'shape', got {shown(shape)}")

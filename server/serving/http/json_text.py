@@ -84,7 +84,7 @@ _ELEMENT_TYPES: Final = {
 
 
 def parse(text: bytes | bytearray | memoryview) -> Any:
-    """Return what the text says, a large array of numbers as `Numbers`. Raises RequestError (INVALID_ARGUMENT).
+    """Return what the text says, a large array of numbers as `NumberText`. Raises RequestError (INVALID_ARGUMENT).
 
     It does if the text is no JSON, or too large: values are counted before anything is made of them.
     """
@@ -103,7 +103,7 @@ def parse(text: bytes | bytearray | memoryview) -> Any:
         at = end
     with _large:
         content = _parse(b"".join((*pieces, text[at:])))
-    _put_back(content, [Numbers.at(text, begin, end) for begin, end in found.arrays])
+    _put_back(content, [NumberText.at(text, begin, end) for begin, end in found.arrays])
     return content
 
 
@@ -179,7 +179,7 @@ def kind_of(value: Any) -> str:
             return "a number"
         case str():
             return "a string"
-        case list() | Numbers():
+        case list() | NumberText():
             return "an array"
         case _:
             return "an object"
@@ -194,7 +194,7 @@ def shown(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return kind_of(value) if isinstance(value, list | dict | Numbers) else str(value)[:_SHOWN_CHARACTERS]
+    return kind_of(value) if isinstance(value, list | dict | NumberText) else str(value)[:_SHOWN_CHARACTERS]
 
 
 def set_parameters(target: Any, content: Any, where: str) -> None:
@@ -263,7 +263,7 @@ class NumbersError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
+class NumberText:
     """A large array of numbers that has not been read: `text` between `begin` and `end`, brackets included.
 
     `count`: its commas and one.
@@ -275,7 +275,7 @@ class Numbers:
     count: int
 
     @classmethod
-    def at(cls, text: bytes, begin: int, end: int) -> "Numbers":
+    def at(cls, text: bytes, begin: int, end: int) -> "NumberText":
         """Return the array that is there, its elements counted."""
         looks = _parts(np.frombuffer(text, np.uint8), begin, end)
         return cls(text, begin, end, 1 + sum(int(np.count_nonzero(part == _COMMA)) for part in looks))
@@ -419,7 +419,7 @@ def _array_in(text: bytes, begin: int, end: int) -> list[tuple[int, int]]:
     return [(start, stop)] if is_whole and stop - start > MIN_ARRAY_BYTES else []
 
 
-def _put_back(content: Any, arrays: Sequence[Numbers]) -> None:
+def _put_back(content: Any, arrays: Sequence[NumberText]) -> None:
     """Put arrays of numbers in their places."""
     rest = [content] if arrays else []
     while rest:
@@ -435,7 +435,7 @@ def _put_back(content: Any, arrays: Sequence[Numbers]) -> None:
 class UnreadTensor:
     """A tensor whose numbers have been counted, but not read. `where`: for messages."""
 
-    numbers: Numbers
+    numbers: NumberText
     datatype: str
     where: str
 
@@ -454,9 +454,9 @@ class UnreadTensor:
         return memoryview(read)
 
 
-def flatten(data: Any, where: str) -> "list[Any] | Numbers":
+def flatten(data: Any, where: str) -> "list[Any] | NumberText":
     """Return the elements of a nested or flat list, or of a single value. Raises RequestError (INVALID_ARGUMENT)."""
-    if isinstance(data, Numbers):
+    if isinstance(data, NumberText):
         return data
     elements = data if isinstance(data, list) else [data]
     for _ in range(MAX_RANK):
@@ -468,16 +468,18 @@ def flatten(data: Any, where: str) -> "list[Any] | Numbers":
     invalid(f"{where}: the arrays are nested deeper than {MAX_RANK} levels")
 
 
-def raw_of(elements: "list[Any] | Numbers", datatype: str, where: str) -> "bytes | UnreadTensor":
+def raw_of(elements: "list[Any] | NumberText", datatype: str, where: str) -> "bytes | UnreadTensor":
     """Return elements as raw contents, those of a large array unread. Raises RequestError (INVALID_ARGUMENT)."""
     return (
-        UnreadTensor(elements, datatype, where) if isinstance(elements, Numbers) else to_raw(elements, datatype, where)
+        UnreadTensor(elements, datatype, where)
+        if isinstance(elements, NumberText)
+        else to_raw(elements, datatype, where)
     )
 
 
-def element_count(elements: "list[Any] | Numbers") -> int:
+def element_count(elements: "list[Any] | NumberText") -> int:
     """Return how many elements there are."""
-    return elements.count if isinstance(elements, Numbers) else len(elements)
+    return elements.count if isinstance(elements, NumberText) else len(elements)
 
 
 def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:

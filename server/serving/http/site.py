@@ -18,7 +18,7 @@ from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.requests.contents import Raws
-from gangway.server.serving.http.call import HttpCall, Responses, Site
+from gangway.server.serving.http.call import CallResponses, HttpCall, Site
 from gangway.server.serving.http.generate import (
     UNSENT_BYTES,
     EventStreams,
@@ -76,7 +76,7 @@ HEADER_LENGTH: Final = b"inference-header-content-length"
 FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
-class Begin(Protocol):
+class BeginCall(Protocol):
     """`Inference.begin`."""
 
     def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
@@ -91,7 +91,7 @@ class HttpSite(Site):
 
     def __init__(
         self,
-        begin: Begin,
+        begin: BeginCall,
         methods: Methods,
         models: Callable[[], Models],
         options: HttpOptions,
@@ -308,7 +308,7 @@ class HttpSite(Site):
         reply = self._responses.reply(response, wanted)
         return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
 
-    async def _generate(self, call: HttpCall) -> Responses:
+    async def _generate(self, call: HttpCall) -> CallResponses:
         """Have a generate request executed; return where its responses come. Raises RequestError."""
         body, model = call.body, self._models().find(call.route.model, call.route.version)
         request: JsonRequest = await self._read(len(body), read_generate, model, call.route.version, body)
@@ -317,7 +317,7 @@ class HttpSite(Site):
         self._start(call, request, memoryview(b""))
         return responses
 
-    async def _stream(self, call: HttpCall, responses: Responses) -> Reply | None:
+    async def _stream(self, call: HttpCall, responses: CallResponses) -> Reply | None:
         """Send each response as an event; return the reply if the first one is the last.
 
         Raises RequestError if the first one has no JSON, or if it is an error and the last one.

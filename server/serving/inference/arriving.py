@@ -39,7 +39,7 @@ class ArrivingRequest:
 
     def __init__(
         self,
-        places: "Places",
+        places: "ArrivingMemory",
         execute: "Execute",
         plan: RequestPlan,
         request_id: bytes,
@@ -108,7 +108,7 @@ class ArrivingRequest:
             submission.close()
 
 
-class Places:
+class ArrivingMemory:
     """The memory of requests that are coming, which is bounded: a client may take its time. For the loop's thread."""
 
     def __init__(self, slots: Slots, execute: "Execute") -> None:

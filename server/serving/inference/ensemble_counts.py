@@ -5,22 +5,22 @@ from functools import reduce
 from typing import NamedTuple
 
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
-from gangway.server.requests.ensemble_graphs import Graph, Step
+from gangway.server.requests.ensemble_graphs import EnsembleGraph, EnsembleStep
 from gangway.server.serving.inference.model_run import ModelRun
-from gangway.server.statistics import Times
+from gangway.server.statistics import RequestTimes
 
 
 class EndedStep(NamedTuple):
     """A step that has ended well."""
 
-    step: Step
+    step: EnsembleStep
     run: ModelRun
 
 
-def times_of(steps: Sequence[EndedStep], total_ns: int) -> Times:
+def times_of(steps: Sequence[EndedStep], total_ns: int) -> RequestTimes:
     """Return what Triton counts of an ensemble: the sums over its steps, and no queue, since it has none."""
     each = [run.times_of(run.outcome) for _, run in steps if run.outcome is not None]
-    return Times(
+    return RequestTimes(
         total=total_ns,
         queue=0,
         compute_input=sum(times.compute_input for times in each),
@@ -43,7 +43,7 @@ def outcome_of(steps: Sequence[EndedStep], arrival_ns: int) -> SlotOutcome:
     )
 
 
-def count_inner(graph: Graph, steps: Sequence[EndedStep]) -> None:
+def count_inner(graph: EnsembleGraph, steps: Sequence[EndedStep]) -> None:
     """Count the request in the statistics of the ensembles that are steps."""
     for place, model in enumerate(graph.inner):
         own = [each for each in steps if place in each.step.ensembles]

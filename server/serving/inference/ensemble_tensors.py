@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gangway.server.requests.codecs import AnswerTensor, Shape, copy_content
-from gangway.server.requests.data_plane import DataPlane, Place
-from gangway.server.requests.ensemble_graphs import Graph, Step, TensorName
+from gangway.server.requests.data_plane import DataPlane, TensorPlace
+from gangway.server.requests.ensemble_graphs import EnsembleGraph, EnsembleStep, TensorName
 from gangway.server.requests.regions import Content
 
 
@@ -16,7 +16,7 @@ class EnsembleTensor:
     datatype: str
     shape: Shape
     content: Content
-    place: Place | None = None
+    place: TensorPlace | None = None
     readers: int = 0  # steps, and the answer
 
 
@@ -30,7 +30,7 @@ class EnsembleTensors:
     def __init__(
         self,
         plane: DataPlane,
-        graph: Graph,
+        graph: EnsembleGraph,
         wanted: frozenset[TensorName],
         outer: "EnsembleTensors | None" = None,
     ) -> None:
@@ -57,19 +57,19 @@ class EnsembleTensors:
         """Return the tensors of a step, by their names in its model, without those that are left out."""
         return {name: value for name, tensor in inputs.items() if (value := self._found(tensor)) is not None}
 
-    def copied_bytes(self, step: Step) -> int:
+    def copied_bytes(self, step: EnsembleStep) -> int:
         """Return how many bytes are copied for a step: all of its inputs, or what a compiled model has no place of."""
         values = self.inputs_of(step.inputs).values()
         return sum(len(value.content) for value in values if value.place is None or not step.model.compiled)
 
-    def placed(self, value: EnsembleTensor) -> Place:
+    def placed(self, value: EnsembleTensor) -> TensorPlace:
         """Return where in the io segment a tensor is: it is copied there, once, if it is not.
 
         Raises PoolExhaustedError if there is no memory, RequestError if the client's region has become too small.
         """
         if value.place is None:
             block = self._plane.take(len(value.content))
-            place = Place(block, block.offset, len(value.content))
+            place = TensorPlace(block, block.offset, len(value.content))
             try:
                 copy_content(value.content, self._plane.view(place))
             except BaseException:

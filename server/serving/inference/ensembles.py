@@ -23,14 +23,21 @@ from gangway.server.errors import RequestError, fault
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.data_plane import PoolExhaustedError
-from gangway.server.requests.ensemble_graphs import Step, compound_numbers
+from gangway.server.requests.ensemble_graphs import EnsembleStep, compound_numbers
 from gangway.server.requests.ensembles import EnsembleCodec, fitted
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, PythonResponse, values_of
+from gangway.server.requests.python_codec import (
+    Envelope,
+    KeptRequest,
+    PythonAnswer,
+    PythonCodec,
+    PythonResponse,
+    values_of,
+)
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_counts import EndedStep
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
-from gangway.server.serving.inference.instance_turns import Turn
-from gangway.server.serving.inference.iterations import Iteration, Ready
+from gangway.server.serving.inference.instance_turns import StepTurn
+from gangway.server.serving.inference.iterations import Iteration, ReadyStep
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.serving.inference.python import (
     LARGE_BYTES,
@@ -59,8 +66,8 @@ class ScheduledStep(StepRun):
 
     def __init__(
         self,
-        ready: Ready,
-        step: Step,
+        ready: ReadyStep,
+        step: EnsembleStep,
         shapes: Shapes,
         opened: OpenStep,
         clock: RequestClock,
@@ -101,7 +108,7 @@ class SequenceStep:
 
     iteration: Iteration
     index: int
-    step: Step
+    step: EnsembleStep
     call: InnerCall
     result: bytes | RequestError | None = None
 
@@ -123,7 +130,7 @@ class EnsembleRun:
         terms: Terms,
         clock: RequestClock,
         envelope: Envelope,
-        left_run: Callable[[PythonCodec, Left, Terms, ModelRun], LeftRun],
+        left_run: Callable[[PythonCodec, KeptRequest, Terms, ModelRun], LeftRun],
         begin: Begin,
         chain: tuple[str, ...],
     ) -> None:
@@ -144,7 +151,7 @@ class EnsembleRun:
         self._begin = begin
         self._chain = chain
         self._left: dict[ScheduledStep, LeftRun] = {}
-        self._ready: deque[Ready] = deque()
+        self._ready: deque[ReadyStep] = deque()
         self._running: list[Running] = []
         self._done: list[Running] = []  # of those that run: what has ended, or has a response
         self._waiting: Pending[None] | None = None  # for the first of these
@@ -178,7 +185,7 @@ class EnsembleRun:
                 try:
                     self._ready += await self._go_on(running)
                 except RequestError as error:
-                    self._fail(Ready(running.iteration, running.index), error)
+                    self._fail(ReadyStep(running.iteration, running.index), error)
 
     def cancel(self) -> None:
         """Cancel it: the client does not wait for the answer any more."""
@@ -237,22 +244,22 @@ class EnsembleRun:
                     index = running.index
                     self._submit(running, numbers.popleft(), last=not prepared)
             except RequestError as error:
-                self._fail(Ready(iteration, index), error)
+                self._fail(ReadyStep(iteration, index), error)
             finally:
                 for running in prepared:
                     running.close(self._plane)
 
-    async def _start(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> None:
+    async def _start(self, ready: ReadyStep, again_since_ns: int = 0, whole: bool = False) -> None:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
         self._submit(await self._prepared(ready, again_since_ns, whole))
 
-    async def _prepared(self, ready: Ready, again_since_ns: int = 0, whole: bool = False) -> ScheduledStep:
+    async def _prepared(self, ready: ReadyStep, again_since_ns: int = 0, whole: bool = False) -> ScheduledStep:
         """Return a step with its inputs. Copying large ones would hold the loop for too long."""
         if ready.iteration.tensors.copied_bytes(self._codec.graph.steps[ready.place]) > LARGE_BYTES:
             return await self._slots.aside.run(self._prepare, ready, again_since_ns, whole)
         return self._prepare(ready, again_since_ns, whole)
 
-    def _prepare(self, ready: Ready, again_since_ns: int, whole: bool) -> ScheduledStep:
+    def _prepare(self, ready: ReadyStep, again_since_ns: int, whole: bool) -> ScheduledStep:
         step, begin_ns = self._codec.graph.steps[ready.place], again_since_ns or time.monotonic_ns()
         tensors = ready.iteration.tensors
         try:
@@ -284,7 +291,7 @@ class EnsembleRun:
             self._hand_over(running, compound, last)
             self._running.append(running)
 
-    def _begin_turn(self, running: ScheduledStep, turn: Turn) -> None:
+    def _begin_turn(self, running: ScheduledStep, turn: StepTurn) -> None:
         """Hand a step over that has waited for its turn: that is part of its time in the queue."""
         running.turn, begin_ns, failed = turn, running.submitted_ns, None
         try:
@@ -298,7 +305,7 @@ class EnsembleRun:
         if failed is not None:
             self._running.remove(running)
             turn.end()
-            self._fail(Ready(running.iteration, running.index), failed)
+            self._fail(ReadyStep(running.iteration, running.index), failed)
             self._wake()
 
     def _hand_over(self, running: ScheduledStep, compound: int = 0, last: bool = True) -> None:
@@ -352,7 +359,7 @@ class EnsembleRun:
     async def _take_answers(self, running: ScheduledStep, codec: PythonCodec) -> None:
         """Take what a Python model has answered. Raises RequestError for an error of it, the first one of several."""
         found = codec.read(running.submission.outputs[0])
-        if isinstance(found, Answer):
+        if isinstance(found, PythonAnswer):
             running.answer = found
             return
         running.leave_slot(self._plane)
@@ -386,7 +393,7 @@ class EnsembleRun:
         if waiting is not None:
             self._slots.serving.turn.at_end(partial(waiting.settle, None))  # with all that have ended meanwhile
 
-    async def _go_on(self, running: Running) -> Sequence[Ready]:
+    async def _go_on(self, running: Running) -> Sequence[ReadyStep]:
         """Take what a step has left; return the steps that can begin now. Raises RequestError."""
         if isinstance(running, SequenceStep):
             return await self._finish_asked(running)
@@ -394,17 +401,17 @@ class EnsembleRun:
             self._follow(running, running.responses.popleft())
         return await self._finish(running) if running.is_over else ()
 
-    def _follow(self, running: ScheduledStep, response: Answer | PythonResponse) -> None:
+    def _follow(self, running: ScheduledStep, response: PythonAnswer | PythonResponse) -> None:
         """Let steps begin that follow from a response of a decoupled step."""
-        inner = running.iteration.follow(isinstance(response, Answer) or response.is_final)
+        inner = running.iteration.follow(isinstance(response, PythonAnswer) or response.is_final)
         _take(running.step, inner, running.python_outputs(response))
         inner.parameters[running.index] = response.parameters
         self._ready += inner.ready()
 
-    async def _finish(self, running: ScheduledStep) -> Sequence[Ready]:
+    async def _finish(self, running: ScheduledStep) -> Sequence[ReadyStep]:
         """Take the answer of a step that has ended; return the steps that can begin now. Raises RequestError."""
         step, iteration, answer = running.step, running.iteration, running.answer
-        ready = Ready(iteration, running.index)
+        ready = ReadyStep(iteration, running.index)
         if not running.in_time:
             raise self._within(step, failure(self._name, self._clock.status_at_end, 0))
         self._running.remove(running)
@@ -444,13 +451,13 @@ class EnsembleRun:
             iteration.parameters[running.index] = answer.parameters
         return tuple(iteration.end(running.index))
 
-    def _note_ended(self, step: Step, run: ModelRun) -> None:
+    def _note_ended(self, step: EnsembleStep, run: ModelRun) -> None:
         if len(self.ended) < MOST_KEPT:
             self.ended.append(EndedStep(step, run))
 
     # -- steps that are requests of their own
 
-    def _ask(self, ready: Ready) -> None:
+    def _ask(self, ready: ReadyStep) -> None:
         """Have a step executed whose model has sequences. Raises RequestError."""
         iteration, index = ready
         step, about, begin_ns = self._codec.graph.steps[index], self._codec.about, time.monotonic_ns()
@@ -481,14 +488,14 @@ class EnsembleRun:
         self._running.append(SequenceStep(iteration, index, step, call))
         self._begin(header_of(asked), self._envelope.request_id, raws, call, begin_ns)
 
-    def _asked(self, ready: Ready, call: InnerCall, result: bytes | RequestError) -> None:
+    def _asked(self, ready: ReadyStep, call: InnerCall, result: bytes | RequestError) -> None:
         for running in self._running:
             if isinstance(running, SequenceStep) and running.call is call:
                 running.result = result if isinstance(result, bytes) else result.without_traceback()
                 self._note_done(running)
                 return
 
-    async def _finish_asked(self, running: SequenceStep) -> Sequence[Ready]:
+    async def _finish_asked(self, running: SequenceStep) -> Sequence[ReadyStep]:
         """Take the answer of a step; return the steps that can begin now. Raises RequestError."""
         self._running.remove(running)
         step, iteration, result = running.step, running.iteration, running.result
@@ -505,7 +512,7 @@ class EnsembleRun:
 
     # -- failures
 
-    def _fail(self, ready: Ready, error: RequestError) -> None:
+    def _fail(self, ready: ReadyStep, error: RequestError) -> None:
         """Note an error of a step. What precedes it is still answered; nothing more is begun that would follow it."""
         ready.iteration.fail(ready.place, error)
         outer = ready.iteration.outer
@@ -521,16 +528,16 @@ class EnsembleRun:
     def _name(self) -> str:
         return self._codec.graph.model.name
 
-    def _failed(self, step: Step, begin_ns: int, error: RequestError) -> RequestError:
+    def _failed(self, step: EnsembleStep, begin_ns: int, error: RequestError) -> RequestError:
         """Count a failure in the statistics of the step's model; return what the client is told."""
         step.model.statistics.failed(time.monotonic_ns() - begin_ns, error.code, had_target=False)
         return self._within(step, error)
 
-    def _within(self, step: Step, error: RequestError) -> RequestError:
+    def _within(self, step: EnsembleStep, error: RequestError) -> RequestError:
         return RequestError(error.code, f"in ensemble '{self._name}', {step.title}: {error.message}")
 
 
-def _take(step: Step, iteration: Iteration, outputs: Outputs) -> None:
+def _take(step: EnsembleStep, iteration: Iteration, outputs: Outputs) -> None:
     """Take the tensors that a step has left. One that is missing fails only those who need it."""
     for name, tensor in step.outputs.items():
         if name in outputs:

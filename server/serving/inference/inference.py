@@ -19,7 +19,7 @@ from gangway.server.requests.codecs import with_id
 from gangway.server.requests.contents import MalformedRequestError, Raws, RequestHead, split_contents, split_request
 from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.serving.call import Call
-from gangway.server.serving.inference.arriving import ArrivingRequest, Places
+from gangway.server.serving.inference.arriving import ArrivingMemory, ArrivingRequest
 from gangway.server.serving.inference.python import LARGE_BYTES, AttendedInstance, InnerCall
 from gangway.server.serving.inference.request import ClientRequest, Resources
 from gangway.server.serving.inference.response_cache import ResponseCache, key_of
@@ -42,7 +42,7 @@ class Inference:
         self._resources = resources
         self._sequences = sequences
         self._planner = RequestPlanner(Models())
-        self._places = Places(resources.slots, self._execute)
+        self._places = ArrivingMemory(resources.slots, self._execute)
         self._attended: dict[str, AttendedInstance] = {}  # by address
         self._refusal = ""
         self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests

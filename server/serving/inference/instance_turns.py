@@ -14,10 +14,10 @@ from typing import TypeAlias
 Urgency: TypeAlias = tuple[int, float, int]  # priority, deadline, arrival: the least is the first
 
 
-class Turn:
+class StepTurn:
     """One step's."""
 
-    def __init__(self, turns: "InstanceTurns", model_id: int, begin: Callable[["Turn"], None]) -> None:
+    def __init__(self, turns: "InstanceTurns", model_id: int, begin: Callable[["StepTurn"], None]) -> None:
         self._turns, self._model_id, self._begin = turns, model_id, begin
         self._has_begun = self.is_over = False
 
@@ -43,15 +43,15 @@ class InstanceTurns:
     """Those of all models, by their numbers. For the loop's thread."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[Urgency, int, Turn]]] = {}  # heaps
+        self._waiting: dict[int, list[tuple[Urgency, int, StepTurn]]] = {}  # heaps
         self._under_way: Counter[int] = Counter()
         self._most: dict[int, int] = {}
         self._beginning: set[int] = set()
         self._numbers = itertools.count()
 
-    def take(self, model_id: int, most: int, urgency: Urgency, begin: Callable[[Turn], None]) -> Turn:
+    def take(self, model_id: int, most: int, urgency: Urgency, begin: Callable[[StepTurn], None]) -> StepTurn:
         """Return a turn; `begin` is called with it, and raises nothing, when less than `most` are under way."""
-        turn = Turn(self, model_id, begin)
+        turn = StepTurn(self, model_id, begin)
         heapq.heappush(self._waiting.setdefault(model_id, []), (urgency, next(self._numbers), turn))
         self._most[model_id] = most
         self._begin(model_id)

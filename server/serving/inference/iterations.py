@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gangway.server.errors import RequestError
-from gangway.server.requests.ensemble_graphs import Graph
+from gangway.server.requests.ensemble_graphs import EnsembleGraph
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensors
 
 MOST_OPEN: Final = 16  # iterations of one decoupled step at a time; of one that follows another a quarter
 
 
-class Ready(NamedTuple):
+class ReadyStep(NamedTuple):
     """A step that can begin: all its tensors are there. `place`: of the step in the graph."""
 
     iteration: "Iteration"
@@ -31,7 +31,7 @@ class Iteration:
     """
 
     def __init__(
-        self, graph: Graph, tensors: EnsembleTensors, outer: "Iteration | None" = None, is_marked: bool = True
+        self, graph: EnsembleGraph, tensors: EnsembleTensors, outer: "Iteration | None" = None, is_marked: bool = True
     ) -> None:
         """Make it. `is_marked`: the response that it follows from says that it is the last one."""
         self.tensors, self.outer = tensors, outer
@@ -77,11 +77,11 @@ class Iteration:
         self.inner.append(inner)
         return inner
 
-    def ready(self) -> Iterator[Ready]:
+    def ready(self) -> Iterator[ReadyStep]:
         """Yield the steps that wait for nothing; for an iteration of which none has begun."""
-        return (Ready(self, index) for index, waits in self.waits.items() if not waits)
+        return (ReadyStep(self, index) for index, waits in self.waits.items() if not waits)
 
-    def end(self, index: int) -> Iterator[Ready]:
+    def end(self, index: int) -> Iterator[ReadyStep]:
         """A step has ended, but for a decoupled one; yield the steps that have waited for this one alone."""
         self._ended.add(index)
         self.unfinished -= 1
@@ -90,7 +90,7 @@ class Iteration:
                 for iteration in self._at(self._graph.levels[reader]):
                     iteration.waits[reader] -= 1
                     if not iteration.waits[reader]:
-                        yield Ready(iteration, reader)
+                        yield ReadyStep(iteration, reader)
 
     def fail(self, index: int, error: RequestError) -> None:
         """A step has failed. What precedes it is still answered."""

@@ -17,7 +17,7 @@ from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.admission import OVERLOADED
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
-from gangway.server.statistics import Times
+from gangway.server.statistics import RequestTimes
 
 _log = logging.getLogger(__name__)
 
@@ -259,11 +259,11 @@ class ModelRun:
         """When the last task ended; 0 if none did."""
         return self.start_ns + round(self.outcome.compute_us * 1000) if self.outcome else 0
 
-    def times_of(self, outcome: SlotOutcome) -> Times:
+    def times_of(self, outcome: SlotOutcome) -> RequestTimes:
         """Return what the model's statistics count of this outcome."""
         begin_ns, submitted_ns, finished_ns, end_ns = self.begin_ns, self.submitted_ns, self.finished_ns, self.end_ns
         infer_ns = int(outcome.compute_us * 1000)
-        return Times(
+        return RequestTimes(
             total=end_ns - begin_ns,
             queue=max(0, finished_ns - submitted_ns - infer_ns),
             compute_input=submitted_ns - begin_ns,

@@ -27,7 +27,7 @@ from gangway.server.models.settings import Terms
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.requests.python_codec import (
     CODES,
-    Left,
+    KeptRequest,
     PythonCodec,
     PythonResponse,
     Waiting,
@@ -216,7 +216,7 @@ class GivesCore:
 
     slots: Slots
     codec: PythonCodec
-    left: Left
+    left: KeptRequest
     clock: RequestClock
     terms: Terms
 
@@ -287,7 +287,7 @@ class LeftRun:
         self,
         slots: Slots,
         codec: PythonCodec,
-        left: Left,
+        left: KeptRequest,
         clock: RequestClock,
         terms: Terms,
         begin: Begin,
@@ -471,7 +471,7 @@ def tell_gone(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
     """Tell the instance that has kept a request, if one has, that nobody wants it."""
     with suppress(RequestError, OSError, ValueError):
         found = codec.read(submission.outputs[0])
-        if isinstance(found, Left):
+        if isinstance(found, KeptRequest):
             if found.pids:
                 slots.waiting.watch(GivesCore(slots, codec, found, RequestClock.without_client(), NO_TERMS))
             instance = InstanceConnection(slots.serving, found.address, 0, lambda message: None, lambda error: None)

@@ -23,7 +23,14 @@ from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import Answer, Envelope, Left, PythonCodec, PythonResponse, parameters_text
+from gangway.server.requests.python_codec import (
+    Envelope,
+    KeptRequest,
+    PythonAnswer,
+    PythonCodec,
+    PythonResponse,
+    parameters_text,
+)
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call
@@ -273,7 +280,7 @@ class ClientRequest(ModelRun):
 
     async def _python_response(self, codec: PythonCodec, submission: Submission) -> bytes:
         found = codec.read(submission.outputs[0])
-        if isinstance(found, Answer):
+        if isinstance(found, PythonAnswer):
             return await self._response_of(codec, found)
         self.is_whole = self.by_slot = False
         outcome = submission.outcome()
@@ -288,7 +295,7 @@ class ClientRequest(ModelRun):
             self._left_outcome, self.finished_ns = run.outcome_of(outcome), time.monotonic_ns()
             run.cancel()
 
-    async def _response_of(self, codec: PythonCodec, found: Answer | PythonResponse) -> bytes:
+    async def _response_of(self, codec: PythonCodec, found: PythonAnswer | PythonResponse) -> bytes:
         def make() -> bytes:
             response = codec.response_of(self.response_id, found.outputs, self.regions)
             return response + parameters_text(found.parameters)
@@ -312,7 +319,7 @@ class ClientRequest(ModelRun):
             except RequestError as error:  # of this response alone
                 self.call.respond(error.without_traceback())
 
-    def _left_run(self, codec: PythonCodec, left: Left, terms: Terms, run: ModelRun) -> LeftRun:
+    def _left_run(self, codec: PythonCodec, left: KeptRequest, terms: Terms, run: ModelRun) -> LeftRun:
         """Return what goes on with a run that an instance of a Python model has kept. Raises RequestError."""
         wait_end_ns = 0 if run.queue.delays else run.queue_end_ns
         return LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain, wait_end_ns)

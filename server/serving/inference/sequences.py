@@ -17,7 +17,7 @@ from gangway.server.models.python_settings import PythonSettings
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.served import ServedModel
 from gangway.server.requests.codecs import AnswerSize, Codec, StateMemory
-from gangway.server.requests.data_plane import DataPlane, Layout
+from gangway.server.requests.data_plane import DataPlane, RequestLayout
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.python_codec import PythonCodec, sequenced_python
 from gangway.server.requests.states import CopiedStates, HeldStates, StateBudget, control_inputs
@@ -76,7 +76,7 @@ class WaitLimits:
 
 
 @dataclass(eq=False)
-class Turn:
+class SequenceTurn:
     """A request of a sequence, which waits until it may be executed, and is left when it has been, or has failed.
 
     `plan`: the request's, and then what the sequence has made of it. `come` is settled when it may be executed, or when
@@ -87,7 +87,7 @@ class Turn:
     model: "_Model"
     plan: RequestPlan
     limits: WaitLimits
-    sequence: "Sequence[Turn]" = field(init=False)
+    sequence: "Sequence[SequenceTurn]" = field(init=False)
     is_decided: bool = False
     timer: asyncio.TimerHandle | None = None
     come: Pending[None] = field(default_factory=Pending)
@@ -116,15 +116,15 @@ class _Model:
     """
 
     name: str
-    batcher: SequenceBatcher[Turn]
+    batcher: SequenceBatcher[SequenceTurn]
     tensors: SequenceTensors
-    layout: Layout | None
+    layout: RequestLayout | None
     instances: int
     answer_size: AnswerSize = field(default_factory=lambda: AnswerSize(0))
-    memories: dict[Sequence[Turn], StateMemory] = field(default_factory=dict)
-    homes: dict[Sequence[Turn], int] = field(default_factory=dict)
+    memories: dict[Sequence[SequenceTurn], StateMemory] = field(default_factory=dict)
+    homes: dict[Sequence[SequenceTurn], int] = field(default_factory=dict)
 
-    def memory(self, sequence: Sequence[Turn], plane: DataPlane, budget: StateBudget) -> StateMemory:
+    def memory(self, sequence: Sequence[SequenceTurn], plane: DataPlane, budget: StateBudget) -> StateMemory:
         """Return the states of a sequence, which may not have begun."""
         if sequence not in self.memories:
             states = self.tensors.states
@@ -132,7 +132,7 @@ class _Model:
             self.memories[sequence] = held or CopiedStates(budget, states)
         return self.memories[sequence]
 
-    def instance_of(self, sequence: Sequence[Turn]) -> int:
+    def instance_of(self, sequence: Sequence[SequenceTurn]) -> int:
         """Return the number of a sequence's instance; of a new one that which has the fewest."""
         if sequence not in self.homes:
             taken = Counter(self.homes.values())
@@ -173,7 +173,7 @@ class Sequences:
         """How many bytes their states have. From any thread."""
         return self._budget.taken_bytes
 
-    async def turn(self, plan: RequestPlan, call: Call, arrival_ns: int) -> Turn:
+    async def turn(self, plan: RequestPlan, call: Call, arrival_ns: int) -> SequenceTurn:
         """Wait until a request may be executed; then it has its turn, which is to be left.
 
         Raises RequestError. INVALID_ARGUMENT: the sequence has not been started, or has ended. UNAVAILABLE: too many
@@ -208,7 +208,7 @@ class Sequences:
         """Refuse what has no slot, because the server is stopping. From any thread."""
         self._serving.call(self._refuse_backlogs, RequestError(StatusCode.UNAVAILABLE, reason))
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: SequenceTurn) -> None:
         """A request has been executed, or has failed."""
         self._requests -= 1
         self._apply(turn.model, turn.model.batcher.leave(turn.sequence, _now_us()))
@@ -244,12 +244,12 @@ class Sequences:
 
     # -- requests
 
-    def _enter(self, plan: RequestPlan, arrival_ns: int) -> Turn:
+    def _enter(self, plan: RequestPlan, arrival_ns: int) -> SequenceTurn:
         """Add a request to its sequence. Raises RequestError."""
         step, name = plan.sequence, plan.model.name
         assert step is not None, "of a sequence"
         model = self._model(plan.model)
-        turn = Turn(self, model, plan, WaitLimits.of(plan, arrival_ns))
+        turn = SequenceTurn(self, model, plan, WaitLimits.of(plan, arrival_ns))
         try:
             now_us = _now_us()
             self._apply(model, model.batcher.end_idle(now_us))
@@ -277,7 +277,7 @@ class Sequences:
             )
         return turn
 
-    async def _await(self, turn: Turn, call: Call) -> None:
+    async def _await(self, turn: SequenceTurn, call: Call) -> None:
         """Return when a request may be executed. Raises RequestError when it never will be."""
         give_up = partial(self._give_up, turn, call)
         if not call.add_callback(give_up):
@@ -285,7 +285,7 @@ class Sequences:
         self._look(turn)
         await turn.come
 
-    def _look(self, turn: Turn) -> None:
+    def _look(self, turn: SequenceTurn) -> None:
         """Refuse a request that has waited for too long; else look again when it will have."""
         if turn.is_decided:
             return
@@ -297,7 +297,7 @@ class Sequences:
             wait_s = (turn.limits.ends_ns(in_backlog) - now_ns) / 1e9
             turn.timer = self.loop.call_later(wait_s, self._look, turn)
 
-    def _give_up(self, turn: Turn, call: Call) -> None:
+    def _give_up(self, turn: SequenceTurn, call: Call) -> None:
         """The call of a request has ended."""
         if turn.is_decided:
             return
@@ -309,12 +309,12 @@ class Sequences:
         others = RequestError(StatusCode.CANCELLED, message)
         self._withdraw(turn, refusal, turn.limits.refusal(time.monotonic_ns(), in_backlog) or others)
 
-    def _withdraw(self, turn: Turn, refusal: RequestError, others: RequestError) -> None:
+    def _withdraw(self, turn: SequenceTurn, refusal: RequestError, others: RequestError) -> None:
         """End a sequence because a request of it that has not begun is refused. `others`: for those behind it."""
         self._apply(turn.model, turn.model.batcher.withdraw(turn.sequence, turn, _now_us()), others)
         turn.decide(refusal)
 
-    def _codec(self, turn: Turn) -> Codec:
+    def _codec(self, turn: SequenceTurn) -> Codec:
         """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
         model, codec, step = turn.model, turn.plan.codec, turn.plan.sequence
         assert step is not None and not isinstance(codec, EnsembleCodec), "a model of its own"
@@ -337,7 +337,7 @@ class Sequences:
         if found is None:
             tensors, compiled = model.sequence, model.compiled.get(())
             assert tensors is not None, "a model with sequences"
-            batcher: SequenceBatcher[Turn] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
+            batcher: SequenceBatcher[SequenceTurn] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
             layout = compiled.layout if compiled is not None and not compiled.tail else None
             instances = len(PythonSettings.of(model.config).kinds) if model.is_python else 0
             found = self._models[model.load] = _Model(model.name, batcher, tensors, layout, instances)
@@ -348,7 +348,7 @@ class Sequences:
         room = self._max_waiting - sum(other.batcher.waiting for other in self._models.values())
         return min(room, max_queue - model.batcher.waiting) if max_queue else room
 
-    def _apply(self, model: _Model, changes: TurnChanges[Turn], refusal: RequestError | None = None) -> None:
+    def _apply(self, model: _Model, changes: TurnChanges[SequenceTurn], refusal: RequestError | None = None) -> None:
         for turn in changes.begin:
             turn.decide()
         for turn in changes.refused:

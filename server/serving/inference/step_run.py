@@ -10,12 +10,12 @@ from gangway.server.errors import RequestError, internal
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.codecs import AnswerTensor, Codec
-from gangway.server.requests.data_plane import Block, DataPlane, HeldTensors, Place, Submission, total_bytes
-from gangway.server.requests.ensemble_graphs import Step
-from gangway.server.requests.python_codec import Answer, Envelope, PythonCodec, PythonResponse
+from gangway.server.requests.data_plane import DataPlane, HeldTensors, Submission, TensorBlock, TensorPlace, total_bytes
+from gangway.server.requests.ensemble_graphs import EnsembleStep
+from gangway.server.requests.python_codec import Envelope, PythonAnswer, PythonCodec, PythonResponse
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
-from gangway.server.serving.inference.instance_turns import Turn
+from gangway.server.serving.inference.instance_turns import StepTurn
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 
 Outputs: TypeAlias = Mapping[str, EnsembleTensor]  # of a step, by the names in its model
@@ -28,7 +28,7 @@ class OpenStep(NamedTuple):
     """
 
     submission: Submission
-    block: Block
+    block: TensorBlock
     codec: Codec
     fallback: Codec | None
 
@@ -41,14 +41,14 @@ class StepRun(ModelRun):
     """
 
     in_time = True
-    answer: Answer | PythonResponse | RequestError | None = None
-    turn: Turn | None = None
+    answer: PythonAnswer | PythonResponse | RequestError | None = None
+    turn: StepTurn | None = None
     _outcome: SlotOutcome | None = None  # while it is closed
     _is_closed = False
 
     def __init__(
         self,
-        step: Step,
+        step: EnsembleStep,
         shapes: Shapes,
         opened: OpenStep,
         clock: RequestClock,
@@ -136,10 +136,10 @@ class StepRun(ModelRun):
     def _placed(self, tensor: AnswerTensor) -> EnsembleTensor:
         """Return a tensor whose offset is that in the io segment, or None."""
         size_bytes = len(tensor.content)
-        place = None if tensor.offset is None else Place(self.block, tensor.offset, size_bytes)
+        place = None if tensor.offset is None else TensorPlace(self.block, tensor.offset, size_bytes)
         return EnsembleTensor(tensor.datatype, tensor.shape, tensor.content, place)
 
-    def python_outputs(self, answer: Answer | PythonResponse | RequestError) -> Outputs:
+    def python_outputs(self, answer: PythonAnswer | PythonResponse | RequestError) -> Outputs:
         """Return the outputs of an answer in one go, or those of the response after the step was kept.
 
         What the model leaves out is left out here: only who needs it fails.

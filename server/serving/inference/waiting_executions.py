@@ -45,7 +45,7 @@ class Wanted(Protocol):
     """An execution that waits, and for whom it goes on."""
 
     @property
-    def left(self) -> "Place":
+    def left(self) -> "InstanceExecution":
         """Where it is."""
         ...
 
@@ -72,7 +72,7 @@ class Wanted(Protocol):
         ...
 
 
-class Place(Protocol):
+class InstanceExecution(Protocol):
     """An execution of an instance. `pids`: the instance's process and those that it has started."""
 
     @property
@@ -194,19 +194,19 @@ class WaitingExecutions:
         if left.goes_on:
             self._begin_to_give(self._instances[left.address], executions[left.execution])
 
-    def leave_out(self, left: Place, threads: Sequence[int]) -> None:
+    def leave_out(self, left: InstanceExecution, threads: Sequence[int]) -> None:
         """Look no more at these threads of an instance, which are none of its model's."""
         instance = self._instances.get(left.address)
         if instance is not None and threads:
             instance.leave_out(threads)
 
-    def forget(self, left: Place) -> None:
+    def forget(self, left: InstanceExecution) -> None:
         """An execution asks for a core itself."""
         instance = self._instances.get(left.address)
         if instance is not None and left.execution in instance.executions:
             self._forget(instance, instance.executions[left.execution])
 
-    def leave(self, left: Place, who: object, is_over: bool) -> None:
+    def leave(self, left: InstanceExecution, who: object, is_over: bool) -> None:
         """Somebody wants no further responses. `is_over`: all of them are there."""
         instance = self._instances.get(left.address)
         execution = instance.executions.get(left.execution) if instance is not None else None
@@ -217,7 +217,7 @@ class WaitingExecutions:
         elif not instance.has_core:
             self._forget(instance, execution)
 
-    def _begin(self, left: Place) -> bool:
+    def _begin(self, left: InstanceExecution) -> bool:
         """Begin to look at an instance; return whether its process is there."""
         alarm = self._alarms.make(lambda: self._look(instance, has_rung=True))
         try:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.clients.inputs import Array
-from gangway.compiler.candidate import Candidate, Memory
+from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
@@ -90,8 +90,8 @@ def test_answers(compiled: Callable[[onnx.ModelProto], tuple[Any, Path]], name: 
     feeds = feeds_of(model)
     expected = reference(model, name, feeds)
     assert found.manifest.engine is Engine.NATIVE, found.manifest.fallback_reason
-    candidate = Candidate.of(read_graph(path), found.manifest, found.folder)
-    memory = Memory.of(candidate, feeds)
+    candidate = CompiledCandidate.of(read_graph(path), found.manifest, found.folder)
+    memory = CandidateMemory.of(candidate, feeds)
     for call in candidate.calls(memory):
         call()
     for wanted, spec, output in zip(expected, found.manifest.outputs, memory.outputs, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from gangway.artifact.format import Engine
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 
 Array = Any
 Check = Callable[..., list[str]]
@@ -38,7 +38,7 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def same(tmp_path: Path, compile_file: Callable[..., Compiled], load_artifact: Any) -> Check:
+def same(tmp_path: Path, compile_file: Callable[..., CompileResult], load_artifact: Any) -> Check:
     """Return the function that compares a compiled model with onnxruntime; it returns the layers' operators.
 
     Names of inputs in `batched` have a symbolic first dimension. `steps`: by how much integers may differ.

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.compiler.pipeline import Compiled
+from gangway.compiler.pipeline import CompileResult
 
 Array = Any
 
@@ -28,7 +28,7 @@ def save(nodes: list[Any], outputs: dict[str, int], constants: dict[str, Array],
 
 
 @pytest.fixture
-def answers(compile_file: Callable[..., Compiled], load_artifact: Any) -> Callable[[Path], tuple[Any, Any, Any]]:
+def answers(compile_file: Callable[..., CompileResult], load_artifact: Any) -> Callable[[Path], tuple[Any, Any, Any]]:
     def answers(path: Path) -> tuple[Any, Any, Any]:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

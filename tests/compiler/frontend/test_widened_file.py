@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 from gangway.artifact.format import Engine
 from gangway.artifact.onnx_session import open_session, run_session
-from gangway.compiler.check.file_check import Rows, ServedBy, check_file
+from gangway.compiler.check.file_check import CompiledRows, ServedBy, check_file
 from gangway.compiler.errors import UnsupportedModelError
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -64,7 +64,7 @@ def test_halves_that_onnxruntime_refuses(tmp_path: Path, compile_file: Callable[
     assert compiled.manifest.engine is Engine.ONNXRUNTIME
     assert [spec.datatype for spec in compiled.manifest.inputs] == ["BF16" if "bfloat16" in text else "FP32"]
     found = check_file(path)
-    assert (found.served_by, found.rows) == (ServedBy.KERNELS, Rows.ANY)
+    assert (found.served_by, found.rows) == (ServedBy.KERNELS, CompiledRows.ANY)
     x = RANDOM.standard_normal(shape).astype(np.float32).astype(dtype).astype(np.float32)
     (wanted,) = onnxruntime.InferenceSession(in_float32(text).SerializeToString()).run(None, {"x": x})
     session = open_session(compiled.folder / "onnx" / "model.onnx")

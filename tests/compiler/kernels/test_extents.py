@@ -6,7 +6,7 @@ from dataclasses import astuple
 import pytest
 
 from gangway.compiler.kernels.extents import Conditions, Extent, traced
-from gangway.compiler.kernels.templates.tiling import Segment, segments
+from gangway.compiler.kernels.templates.tiling import TileSegment, segments
 
 
 def tiles(width: int, most: int) -> tuple[int, int]:
@@ -15,9 +15,9 @@ def tiles(width: int, most: int) -> tuple[int, int]:
     return count, width % count
 
 
-def known(tile: Segment) -> Segment:
+def known(tile: TileSegment) -> TileSegment:
     """The tile with the values of its numbers."""
-    return Segment(*(number.value if isinstance(number, Extent) else number for number in astuple(tile)))
+    return TileSegment(*(number.value if isinstance(number, Extent) else number for number in astuple(tile)))
 
 
 def test_arithmetic_is_that_of_integers() -> None:

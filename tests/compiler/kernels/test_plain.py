@@ -10,7 +10,7 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment
+from gangway.compiler.kernels.plain_specs import Instruction, LineSegment, Operand, PointwiseSpec, ReduceSpec, RemapSpec
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
 
@@ -100,7 +100,7 @@ def test_pointwise(target: TargetSpec, library_path: Path) -> None:
 
 def test_movement_and_reduction(target: TargetSpec, library_path: Path) -> None:
     x = np.arange(6 * 5 * 21, dtype=np.float32).reshape(6, 5, 21)
-    line = (Segment("fill", 2), Segment("run", 21, 20, -1), Segment("run", 3, 4, 0))
+    line = (LineSegment("fill", 2), LineSegment("run", 21, 20, -1), LineSegment("run", 3, 4, 0))
     table = np.array([4 * 105, -1, 2 * 105, 0, 3 * 21], np.int32)
     moved = np.full((3, 2, 26), 7.0, np.float32)
     for i, j in ((i, j) for i in (0, 2) for j in (0, 1)):
@@ -111,7 +111,7 @@ def test_movement_and_reduction(target: TargetSpec, library_path: Path) -> None:
     rows = np.concatenate([np.arange(30) * 21, picked]).astype(np.int32)
     cases: list[tuple[Any, list[Array], Array]] = [
         (RemapSpec("float32", (3, 2), line, x.size, 5, 7.0), [x, table], moved),
-        (RemapSpec("float32", (30,), (Segment("table", 9, 30),), x.size, 39, 7.0), [x, rows], wanted),
+        (RemapSpec("float32", (30,), (LineSegment("table", 9, 30),), x.size, 39, 7.0), [x, rows], wanted),
         (ReduceSpec("float32", (6, 5, 21), (False, False, True), "sum", after="mean"), [x], x.mean(2)),
         (ReduceSpec("float32", (6, 5, 21), (True, False, True), "max"), [x], x.max((0, 2))),
         (

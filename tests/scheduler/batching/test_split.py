@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from gangway.artifact.profile import LayerProfile, Machine, Profile
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine
 from gangway.measure.profiler import core_counts
-from gangway.scheduler.batching.planner import Plan, SplitTable, plan_table, side_by_side, split_table
+from gangway.scheduler.batching.planner import SplitPlan, SplitTable, plan_table, side_by_side, split_table
 from gangway.scheduler.policy_config import BATCHING
 from gangway.scheduler.profiles import ModelProfile, policy_profile
 from tests.scheduler.batching import largest_table
@@ -26,7 +26,7 @@ def lists_of_gangs(cores: int, rows: int, widest: int) -> Iterator[list[tuple[in
             yield [(width, taken), *rest]
 
 
-def gangs_of(plan: Plan) -> list[tuple[int, int]]:
+def gangs_of(plan: SplitPlan) -> list[tuple[int, int]]:
     return [(part.cores, part.rows) for part in plan.parts]
 
 
@@ -98,7 +98,7 @@ def test_mixed_gangs_need_a_profile_of_every_number_of_cores() -> None:
         counts = core_counts(14, every_count)
         times = tuple(tuple(bert(count, rows) for rows in batches) for count in counts)
         layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
-        machine = Machine("0" * 12, "a CPU", 14, "baseline", 1.0, 1.0)
+        machine = ProfiledMachine("0" * 12, "a CPU", 14, "baseline", 1.0, 1.0)
         runs = (9,) * len(batches)
         measured = Profile("0" * 64, "bert", machine, counts, batches, (layer,), times, times, (), 0, runs, 0.0, 1.0)
         found.append(str(plan_table(policy_profile(measured, 0, "bert", 14), 14, 16).best(14, 16)))

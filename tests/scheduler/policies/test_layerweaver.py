@@ -3,8 +3,8 @@
 import pytest
 
 from gangway.scheduler.policies.layerweaver import (
-    Candidate,
-    Choice,
+    LayerCandidate,
+    LayerChoice,
     Layerweaver,
     LayerweaverPlus,
     least_idle,
@@ -44,15 +44,15 @@ def starts(
 
 
 def test_choice_of_the_paper() -> None:
-    relaxed = Candidate(idle_us=5.0, end_us=100.0, due_us=1000.0, remaining_us=300.0)
-    urgent = Candidate(idle_us=50.0, end_us=180.0, due_us=401.0, remaining_us=300.0)
-    assert two_modes([relaxed, urgent]) == Choice(0)  # 401 - 100 > 300
-    at_the_limit = Candidate(idle_us=50.0, end_us=180.0, due_us=400.0, remaining_us=300.0)
-    assert two_modes([relaxed, at_the_limit]) == Choice(1, urgent=True)
-    assert least_idle([relaxed, at_the_limit]) == Choice(0)
-    tie = Candidate(idle_us=5.0, end_us=100.0, due_us=900.0, remaining_us=300.0)
-    assert two_modes([relaxed, tie]) == Choice(1)
-    assert least_idle([relaxed, tie]) == Choice(0)
+    relaxed = LayerCandidate(idle_us=5.0, end_us=100.0, due_us=1000.0, remaining_us=300.0)
+    urgent = LayerCandidate(idle_us=50.0, end_us=180.0, due_us=401.0, remaining_us=300.0)
+    assert two_modes([relaxed, urgent]) == LayerChoice(0)  # 401 - 100 > 300
+    at_the_limit = LayerCandidate(idle_us=50.0, end_us=180.0, due_us=400.0, remaining_us=300.0)
+    assert two_modes([relaxed, at_the_limit]) == LayerChoice(1, urgent=True)
+    assert least_idle([relaxed, at_the_limit]) == LayerChoice(0)
+    tie = LayerCandidate(idle_us=5.0, end_us=100.0, due_us=900.0, remaining_us=300.0)
+    assert two_modes([relaxed, tie]) == LayerChoice(1)
+    assert least_idle([relaxed, tie]) == LayerChoice(0)
 
 
 @pytest.mark.parametrize("policy", [Layerweaver(), LayerweaverPlus()])

@@ -7,7 +7,7 @@ import pytest
 
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Snapshot, Start
-from gangway.scheduler.stages.former import MISSING_US, SCHEDULE_BITS, CompoundFormer, Fallback, Plan
+from gangway.scheduler.stages.former import MISSING_US, SCHEDULE_BITS, CompoundFormer, Fallback, StagePlan
 from gangway.scheduler.stages.ir import schedule, schedule_us
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
@@ -33,7 +33,7 @@ def models(urgent_us: float = 400.0):
 def plan(known, pointers=((2, 4), (3, 8), (0, 1))):
     streams = tuple(known[number] for number in (FIRST, SECOND, THIRD))
     stages = schedule(streams, pointers, CORES)
-    return Plan((FIRST, SECOND, THIRD), stages, CORES, schedule_us(streams, stages))
+    return StagePlan((FIRST, SECOND, THIRD), stages, CORES, schedule_us(streams, stages))
 
 
 def former(known, policy="gangway", **changes):
@@ -118,7 +118,7 @@ def test_tasks_with_targets_do_not_keep_best_effort_queries_for_ever():
     known |= targets
     policy = CompoundFormer(make_policy("gangway"))
     stages = schedule((known[FIRST], known[SECOND]), ((6,), (6,)), CORES)
-    policy.use(SCHEDULE, Plan((FIRST, SECOND), stages, CORES, 600.0))
+    policy.use(SCHEDULE, StagePlan((FIRST, SECOND), stages, CORES, 600.0))
     times, numbers, compounds = [10.0], [BULK], {}
     for count in range(600):
         for model in (FIRST, SECOND):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequential
-from gangway.scheduler.stages.search import Space, best, coordinate_descent, random_search
+from gangway.scheduler.stages.search import PointerSpace, best, coordinate_descent, random_search
 
 
 def stream(number, layers_us, serial, cores=8):
@@ -23,7 +23,7 @@ def spaces(draw):
     layers = st.lists(st.integers(1, 1000), min_size=1, max_size=6)
     models = draw(st.lists(st.tuples(layers, st.floats(0, 1)), min_size=1, max_size=4))
     streams = tuple(stream(number, *model) for number, model in enumerate(models))
-    return Space(streams, draw(st.integers(1, 8)), len(streams) - 1 + draw(st.integers(0, 2)))
+    return PointerSpace(streams, draw(st.integers(1, 8)), len(streams) - 1 + draw(st.integers(0, 2)))
 
 
 def hostile(seed):
@@ -79,14 +79,14 @@ def test_a_staged_schedule_beats_both_plain_ones():
     """A model whose second half is serial beside one that scales: neither all in turn nor all at once is good."""
     halves = stream(0, [800.0] * 4, 0.0).latency_us + stream(0, [100.0] * 4, 1.0).latency_us
     streams = tuple(ModelProfile(number, f"m{number}", 8, 8, halves) for number in range(3))
-    space = Space(streams, 8, 3)
+    space = PointerSpace(streams, 8, 3)
     found = best(coordinate_descent(lambda stages: schedule_us(streams, stages), space, 4, 6, 1))
     assert found.time_us < 0.9 * min(map(space.modelled_us, space.starts()))
 
 
 def test_promising_candidates_come_first():
     streams = tuple(stream(number, [100.0 * k for k in range(1, 9)], 0.3) for number in range(3))
-    space = Space(streams, 8, 3)
+    space = PointerSpace(streams, 8, 3)
     records = list(random_search(hostile(1), space, 20, 1))[2:]
     modelled = [space.modelled_us(record.pointers) for record in records]
     assert modelled == sorted(modelled)
@@ -96,6 +96,6 @@ def test_promising_candidates_come_first():
 def test_spaces_hold_the_sequential_schedule():
     streams = tuple(stream(number, [1.0], 0.0) for number in range(3))
     with pytest.raises(ValueError, match="2 barriers"):
-        Space(streams, 2, 1)
+        PointerSpace(streams, 2, 1)
     with pytest.raises(ValueError, match="at least one model"):
-        Space((), 2, 1)
+        PointerSpace((), 2, 1)

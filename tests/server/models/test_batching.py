@@ -11,7 +11,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.completed_config import complete_config
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import ModelBatching, describe_batching, tell_batching
-from gangway.server.requests.data_plane import Layout
+from gangway.server.requests.data_plane import RequestLayout
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]
 Y = [TensorSpec("y", "FP32", (-1, 4), 16)]
@@ -115,7 +115,7 @@ def test_clients_are_told_whether_there_are_batches() -> None:
 
 def test_requests_to_onnxruntime_are_joined_by_their_shapes() -> None:
     def key_of(*shapes: tuple[int, ...], size_bytes: int = 8) -> int:
-        return Layout(1, frame=plan_frame([(shape, size_bytes) for shape in shapes]), answer_bytes=64).join_key
+        return RequestLayout(1, frame=plan_frame([(shape, size_bytes) for shape in shapes]), answer_bytes=64).join_key
 
     assert key_of((1, 5), (1, 2, 3)) == key_of((7, 5), (7, 2, 3)) == key_of((1, 5), (1, 2, 3), size_bytes=99)
     others = [key_of((1, 5), (1, 3, 2)), key_of((1, 2, 3), (1, 5)), key_of((1, 5)), key_of((1, 5), (), size_bytes=0)]

@@ -13,10 +13,10 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.requests.data_plane import ColdError, DataPlane, Layout, PoolExhaustedError, Usage
+from gangway.server.requests.data_plane import ColdError, DataPlane, PoolExhaustedError, RequestLayout, Usage
 
 SLOTS = 4
-LAYOUT = Layout.of(
+LAYOUT = RequestLayout.of(
     7,
     [TensorSpec("a", "FP32", (-1, 10), 40), TensorSpec("b", "INT8", (-1, 100), 100)],
     [TensorSpec("y", "FP32", (-1, 10), 40)],

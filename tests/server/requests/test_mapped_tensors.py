@@ -6,7 +6,7 @@ import pytest
 
 from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.codecs import AnswerSize, Codec, ResponseTemplate
-from gangway.server.requests.data_plane import Layout
+from gangway.server.requests.data_plane import RequestLayout
 from gangway.server.requests.mapped_tensors import LEAST_BYTES, Candidates, candidates_of
 from gangway.server.requests.regions import RegionRange
 
@@ -20,7 +20,7 @@ def candidates(
 ) -> Candidates | None:
     tensors = [Tensor(f"x{index}", kind, (-1, 4), index) for index, (kind, _, _) in enumerate(inputs)]
     results = {f"y{index}": Tensor(f"y{index}", kind, (-1, 4), index) for index, (kind, _, _) in enumerate(outputs)}
-    layout = Layout(1, tuple(size for _, size, _ in inputs), tuple(size for _, size, _ in outputs))
+    layout = RequestLayout(1, tuple(size for _, size, _ in inputs), tuple(size for _, size, _ in outputs))
     sinks = {index: sink for index, (_, _, sink) in enumerate(outputs) if sink is not None}
     call = Codec(
         model=None,  # type: ignore[arg-type]

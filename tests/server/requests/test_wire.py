@@ -9,8 +9,8 @@ from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.server.requests.contents import (
     MAX_FIELDS,
     MAX_HEADER_BYTES,
-    Form,
     MalformedRequestError,
+    MessageForm,
     length_prefix,
     split_request,
 )
@@ -144,7 +144,7 @@ def test_a_form_takes_messages_apart_as_the_walk_does(data: st.DataObject) -> No
     request.raw_input_contents.extend(data.draw(st.lists(CONTENT, max_size=3)))
     request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
     message = request.SerializeToString() + data.draw(st.sampled_from([b"", field(9, b"after")]))
-    form, (header, request_id, raws) = Form.of(message), split_request(message)
+    form, (header, request_id, raws) = MessageForm.of(message), split_request(message)
     assert form.split(message) == (request_id, raws)
     changed = bytearray(message)
     place = data.draw(st.integers(0, len(message) - 1))
@@ -172,8 +172,8 @@ def test_steps_of_a_decoder_have_one_form() -> None:
         given = request.inputs.add(name="past", datatype="FP32", shape=[1, 8, past, 64])
         given.parameters["shared_memory_byte_size"].int64_param = past << 11
         messages.append(request.SerializeToString())
-    form = Form.of(messages[0])
-    assert all(len(message) == len(messages[0]) and Form.of(message) == form for message in messages)
+    form = MessageForm.of(messages[0])
+    assert all(len(message) == len(messages[0]) and MessageForm.of(message) == form for message in messages)
     assert len({form.fixed_in(message) for message in messages}) == len(messages)
     for message in messages:
         assert split_request(message)[1:] == form.split(message)

@@ -24,7 +24,7 @@ from gangway.compiler.target import detect
 from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.launch import available_cores
 from gangway.scheduler.stages.found import FoundSchedule, write_found
-from gangway.scheduler.stages.ir import Segment
+from gangway.scheduler.stages.ir import StreamSegment
 from testing.live_server import live_server
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
@@ -144,9 +144,9 @@ def write_schedule(cache_dir: Path, keys: dict[str, str], cores: int, names: tup
     manifests = [read_manifest(cache_dir / keys[name]) for name in names]
     first, second = (len(manifest.layers) for manifest in manifests)
     stages = (
-        (Segment(0, 0, first // 2, 1), Segment(1, 0, second // 3, 1)),
-        (Segment(1, second // 3, second, cores),),
-        (Segment(0, first // 2, first, cores),),
+        (StreamSegment(0, 0, first // 2, 1), StreamSegment(1, 0, second // 3, 1)),
+        (StreamSegment(1, second // 3, second, cores),),
+        (StreamSegment(0, first // 2, first, cores),),
     )
     pointers = ((first // 2, first // 2), (second // 3, second))
     machine = whole_machine_id(manifests[0].target.name)

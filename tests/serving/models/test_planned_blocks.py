@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LayerProfile, Machine, Profile, machine_id, write_profile
+from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.base.host_limits import cpu_name
 from gangway.executor.launch import available_cores
@@ -41,7 +41,7 @@ def profiled(manifest: Manifest) -> Profile:
         layers.append(LayerProfile(layer.name, grid, 0.0, weight, (), ()))
     whole = tuple((time_us,) for time_us in whole_us)
     target, cpu = manifest.target.name, cpu_name()
-    machine = Machine(machine_id(cpu, WORKERS, target), cpu, WORKERS, target, 1.0, 1.0)
+    machine = ProfiledMachine(machine_id(cpu, WORKERS, target), cpu, WORKERS, target, 1.0, 1.0)
     return Profile(manifest.key, MODEL, machine, COUNTS, (1,), tuple(layers), whole, whole, (), 0, (9,), 0.01, 1.0)
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.format import TensorSpec
-from gangway.artifact.instances import Span
+from gangway.artifact.instances import SizeSpan
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.control.repository.loaded import FIRST_PAUSE_SECONDS, ModelVariants
@@ -412,10 +412,10 @@ def test_a_span_is_of_the_symbol_that_changes() -> None:
     for past in (5, 6, 7):
         assert model.span_of((1, past)) is None
         model.made.add((1, past))
-    assert model.span_of((1, 8)) == Span("T", 1, 64)
+    assert model.span_of((1, 8)) == SizeSpan("T", 1, 64)
     assert model.span_of((1, 9)) is None  # it has been tried
     assert model.span_of((1, 64)) is None
-    assert model.span_of((1, 65)) == Span("T", 65, 128)
+    assert model.span_of((1, 65)) == SizeSpan("T", 65, 128)
     assert model.span_of((2, 8)) is None  # as with heights and widths of pictures
     assert model.span_of((1, 0)) is None
 
@@ -426,9 +426,9 @@ def test_a_span_of_the_batch_ends_with_the_largest_batch() -> None:
         ready = ModelReady(1, "mixing", 1, "", tensors, (), largest, 1, False)
         model = ModelVariants(ready, Path("model.onnx"), ("N", "S"), LoadModel(1, "mixing", "", 1, 1, 0, 1))
         model.made |= {(rows, 5) for rows in (1, 2, 3)}
-        assert model.span_of((4, 5)) == Span("N", 1, last)
+        assert model.span_of((4, 5)) == SizeSpan("N", 1, last)
         model.made |= {(4, length) for length in (6, 7, 8)}
-        assert model.span_of((4, 9)) == Span("S", 1, 64)
+        assert model.span_of((4, 9)) == SizeSpan("S", 1, 64)
 
 
 def test_symbols_that_grow_together_have_one_span() -> None:
@@ -438,7 +438,7 @@ def test_symbols_that_grow_together_have_one_span() -> None:
     model.made |= {(1, past + 1, past) for past in (70, 71, 72)}
     assert model.span_of((1, 90, 80)) is None
     span = model.span_of((1, 101, 100))
-    assert span == Span("mask", 65, 128, (("past", -1),))
+    assert span == SizeSpan("mask", 65, 128, (("past", -1),))
     assert span.sizes(65, {"sequence": 1}) == {"sequence": 1, "mask": 65, "past": 64}
     assert model.span_of((1, 501, 500)) is None  # far from what has been compiled
 
@@ -452,12 +452,12 @@ def variants(ahead: int, *symbols: str) -> ModelVariants:
 
 def test_the_only_symbol_is_compiled_ahead_of_requests() -> None:
     model = variants(130, "T")
-    assert model.span_of((70,)) == Span("T", 65, 128, ahead=True)
+    assert model.span_of((70,)) == SizeSpan("T", 65, 128, ahead=True)
     made = [found[1] for _ in range(2) if (found := model.next_ahead())]
-    assert made == [Span("T", 1, 64, ahead=True), Span("T", 129, 192, ahead=True)]
+    assert made == [SizeSpan("T", 1, 64, ahead=True), SizeSpan("T", 129, 192, ahead=True)]
     assert model.next_ahead() is None
     model.forget_spans((128,))
-    assert model.next_ahead() == ((65,), Span("T", 65, 128, ahead=True))
+    assert model.next_ahead() == ((65,), SizeSpan("T", 65, 128, ahead=True))
 
 
 def test_nothing_is_compiled_ahead_unless_that_is_wanted() -> None:
@@ -471,8 +471,8 @@ def test_a_second_request_shows_what_grows() -> None:
     assert model.span_of((1, 0, 1)) is None
     assert model.next_ahead() is None
     model.ask((1, 1, 2))
-    assert model.next_ahead() == ((1, 1, 2), Span("past", 1, 64, (("mask", 1),), ahead=True))
-    assert model.next_ahead() == ((1, 65, 66), Span("past", 65, 128, (("mask", 1),), ahead=True))
+    assert model.next_ahead() == ((1, 1, 2), SizeSpan("past", 1, 64, (("mask", 1),), ahead=True))
+    assert model.next_ahead() == ((1, 65, 66), SizeSpan("past", 65, 128, (("mask", 1),), ahead=True))
     assert model.next_ahead() is None
 
 
@@ -480,12 +480,12 @@ def test_what_grows_does_so_for_other_sizes_of_the_other_symbols() -> None:
     model = variants(64, "source", "past")
     for past in (1, 2):
         model.ask((7, past))
-    assert model.span_of((7, 3)) == Span("past", 1, 64, ahead=True)
-    assert model.span_of((30, 1)) == Span("past", 1, 64, ahead=True)
+    assert model.span_of((7, 3)) == SizeSpan("past", 1, 64, ahead=True)
+    assert model.span_of((30, 1)) == SizeSpan("past", 1, 64, ahead=True)
     assert model.span_of((30, 2)) is None
     model.forget_spans((7, 64))
     assert model.span_of((30, 2)) is None
-    assert model.span_of((7, 2)) == Span("past", 1, 64, ahead=True)
+    assert model.span_of((7, 2)) == SizeSpan("past", 1, 64, ahead=True)
 
 
 def test_prompts_and_steps_grow_each_for_itself() -> None:
@@ -494,7 +494,7 @@ def test_prompts_and_steps_grow_each_for_itself() -> None:
         model.ask(sizes)
     made = [found for _ in range(2) if (found := model.next_ahead())]
     assert sorted(made) == [
-        ((1, 0), Span("sequence", 1, 64, ahead=True)),
-        ((1, 1), Span("past", 1, 64, ahead=True)),
+        ((1, 0), SizeSpan("sequence", 1, 64, ahead=True)),
+        ((1, 1), SizeSpan("past", 1, 64, ahead=True)),
     ]
     assert model.next_ahead() is None

@@ -42,7 +42,7 @@ from gangway.compiler.kernels.templates.amx.tiles import (
 from gangway.compiler.kernels.templates.bands import BandWriter, band_kernel
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
-from gangway.compiler.kernels.templates.bf16.work import LANES, Taps, Work, computes, reach, works
+from gangway.compiler.kernels.templates.bf16.work import LANES, Bf16Work, Taps, computes, reach, works
 from gangway.compiler.kernels.templates.builder import (
     Buffer,
     Expr,
@@ -89,7 +89,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     )
 
 
-def _plan(work: Work, tasks: Tasks) -> KernelPlan:
+def _plan(work: Bf16Work, tasks: Tasks) -> KernelPlan:
     blocks, kind = work.geometry.group_blocks, "bf16 tiles" if work.tiled else "bf16 vectors"
     weights = 4 * work.weight_words * tasks.groups_per_task // tasks.groups
     sums = 4 * blocks if work.tiled else work.geometry.tile_pixels * blocks
@@ -111,7 +111,7 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     return packed.reshape(-1).view(np.int32), bias
 
 
-def _words(work: Work, weights: np.ndarray[Any, np.dtype[np.uint16]]) -> np.ndarray[Any, np.dtype[np.uint16]]:
+def _words(work: Bf16Work, weights: np.ndarray[Any, np.dtype[np.uint16]]) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """[outputs][channels][kh][kw] -> [..., word][outputs][2], as the kernel reads it."""
     outputs, channels, rows, columns = weights.shape
     if work.spec.input_planar:
@@ -127,7 +127,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     spec = plan.spec
     assert isinstance(spec, ConvSpec)
-    work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
+    work = Bf16Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     g = work.geometry
     writer = partial(Tiles if work.tiled else Vectors, work)
     return band_kernel(plan, symbol, (g.groups, work.bands), writer, g.arguments(work.weights), bf16.functions(target))
@@ -136,7 +136,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 class Patch:
     """Writes the code that rounds the inputs of a band."""
 
-    def __init__(self, work: Work, x: Buffer, first_row: Expr, first_column: Expr) -> None:
+    def __init__(self, work: Bf16Work, x: Buffer, first_row: Expr, first_column: Expr) -> None:
         self._work, self._x = work, x
         self._row, self._column = first_row, first_column
         spec, image = work.spec, work.input
@@ -213,10 +213,10 @@ class Patch:
             store(self.words, self.begin + work.plane_words + place, zero, WORDS)
 
 
-class Writer(BandWriter):
+class Bf16Writer(BandWriter):
     """Writes the code for a band."""
 
-    def __init__(self, work: Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
+    def __init__(self, work: Bf16Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
         super().__init__(work, buffers, band)
         self._work, self._g, self._bias = work, work.geometry, buffers["bias"]
         self.patch = Patch(work, buffers["x"], self._row, self._column)
@@ -293,7 +293,7 @@ class Writer(BandWriter):
             repeat(a.number, lambda i, b=b, tap=tap: repeat(b.number, partial(tap, i)))  # type: ignore[misc]
 
 
-class Vectors(Writer):
+class Vectors(Bf16Writer):
     """By register tiles, whose sums never leave their registers."""
 
     def blocks(self, group: Expr, blocks: int) -> None:
@@ -336,7 +336,7 @@ class Vectors(Writer):
             self._store([total.value for total in totals], first, row + r, column + c)
 
 
-class Tiles(Writer):
+class Tiles(Bf16Writer):
     """By tiles of AMX, two of pixels and up to two of channel blocks at once."""
 
     def begin(self) -> None:

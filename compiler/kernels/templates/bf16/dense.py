@@ -23,7 +23,7 @@ from gangway.compiler.kernels.templates.amx.tiles import (
     store_tiles,
 )
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.work import LANES, Work, works
+from gangway.compiler.kernels.templates.bf16.work import LANES, Bf16Work, works
 from gangway.compiler.kernels.templates.builder import (
     Buffer,
     Expr,
@@ -82,7 +82,7 @@ class _Rows(BatchWriter):
     Scratch memory: inputs [step][row][16 words], sums [channel block][row][16].
     """
 
-    def __init__(self, work: Work, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
+    def __init__(self, work: Bf16Work, most_rows: int, buffers: tuple[Buffer, ...]) -> None:
         super().__init__(work.geometry, -(-most_rows // TILE_ROWS) * TILE_ROWS, buffers)
         self._work = work
         self._inputs, self._first_input = line_scratch(BLOCK_STEPS * self._most_rows * WORDS, "int32")

@@ -12,8 +12,8 @@ from gangway.compiler.kernels.templates import depthwise
 from gangway.compiler.kernels.templates.amx.tiles import WORDS, begin_tiles, end_tiles
 from gangway.compiler.kernels.templates.bf16 import convolution, work
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.bf16.convolution import Tiles, Vectors, Writer
-from gangway.compiler.kernels.templates.bf16.work import LANES, Work
+from gangway.compiler.kernels.templates.bf16.convolution import Bf16Writer, Tiles, Vectors
+from gangway.compiler.kernels.templates.bf16.work import LANES, Bf16Work
 from gangway.compiler.kernels.templates.builder import Buffer, Expr, scratch, store
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import Tasks, UnsupportedSpecError
@@ -52,7 +52,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
     assert isinstance(plan.spec, ConvDepthwiseSpec)
     conv = plan.spec.conv
-    weights = Work(conv, target, 1, conv.output_size[1]).weights
+    weights = Bf16Work(conv, target, 1, conv.output_size[1]).weights
     lines = _TileLines if bf16.has_tiles(target) else _VectorLines
     return depthwise.pair_kernel(plan, target, symbol, lines, weights, bf16.functions(target))
 
@@ -64,9 +64,9 @@ class _VectorLines(depthwise.Lines):
         _LineVectors(self._line_work, self._first, row).write(self._group, self._blocks, self._scratch, places)
 
     @property
-    def _line_work(self) -> Work:
+    def _line_work(self) -> Bf16Work:
         conv = self._work.spec.conv
-        return Work(conv, self._work.target, 1, conv.output_size[1])
+        return Bf16Work(conv, self._work.target, 1, conv.output_size[1])
 
 
 class _TileLines(_VectorLines):
@@ -82,7 +82,7 @@ class _TileLines(_VectorLines):
         _LineTiles(self._line_work, self._first, row).write(self._group, self._blocks, self._scratch, places)
 
 
-class _Line(Writer):
+class _Line(Bf16Writer):
     """Writes the code for a line of the first convolution."""
 
     def write(self, group: Expr, blocks: int, line: Buffer, places: list[Expr]) -> None:

@@ -15,10 +15,10 @@ from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.builder import Argument
-from gangway.compiler.kernels.templates.convolution import Geometry
+from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
-    Cut,
+    BandCut,
     Image,
     Tasks,
     gangs_cost,
@@ -93,13 +93,13 @@ def reach(taps: Taps) -> int:
 
 
 @dataclass(frozen=True)
-class Work(Bands):
+class Bf16Work(Bands):
     """A convolution, cut into bands; unless an image is one row, they have all columns."""
 
     @cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> ConvolutionGeometry:
         """Tensors and channel blocks, as in float32."""
-        return Geometry(self.spec, self.target)
+        return ConvolutionGeometry(self.spec, self.target)
 
     @property
     def tiled(self) -> bool:
@@ -227,7 +227,7 @@ class Work(Bands):
         return Argument("weights", self.weight_words, "int32")
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> BandCut:
         """A band in register tiles."""
         return self.cut_into(self.geometry.tile_pixels)
 
@@ -307,7 +307,7 @@ def is_faster(spec: ConvSpec, target: TargetSpec) -> bool:
         return False
     by_winograd = best_work(spec, target) and not bf16.has_tiles(target)
     worth = WINOGRAD_WORTH if by_winograd else WORTH
-    return _least_us(spec, target) < worth * float32_us(spec, target) or Geometry(spec, target).pixels == 1
+    return _least_us(spec, target) < worth * float32_us(spec, target) or ConvolutionGeometry(spec, target).pixels == 1
 
 
 @lru_cache
@@ -320,9 +320,9 @@ def _least_us(spec: ConvSpec, target: TargetSpec) -> float:
     )
 
 
-def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
+def works(spec: ConvSpec, target: TargetSpec) -> list[Bf16Work]:
     """Every sensible height of bands, or length, the largest first."""
-    geometry = Geometry(spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     height, width = geometry.output.height, geometry.output.width
     found = []
     if is_line(spec):
@@ -331,10 +331,10 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
         lengths = {min(unit * count, pixels) for count in (1, 2, 3, 4, 6, 8, 12)}
         if not tiles:  # equal ones, since what two bands share is computed twice
             lengths = {-(-pixels // -(-pixels // length)) for length in lengths}
-        found = [Work(spec, target, 1, length) for length in lengths]
+        found = [Bf16Work(spec, target, 1, length) for length in lengths]
     else:
         rows = {-(-height // bands) for bands in range(1, height + 1)}
-        found = [Work(spec, target, count, width) for count in rows]
+        found = [Bf16Work(spec, target, count, width) for count in rows]
     fitting = [
         work
         for work in found

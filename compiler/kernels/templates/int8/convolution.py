@@ -53,7 +53,7 @@ from gangway.compiler.kernels.templates.builder import (
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import WORD_CHANNELS
-from gangway.compiler.kernels.templates.int8.work import HALF_BLOCKS, Work
+from gangway.compiler.kernels.templates.int8.work import HALF_BLOCKS, Int8Work
 from gangway.compiler.kernels.templates.matmul import multiply_add, unrolled
 from gangway.compiler.kernels.templates.tiling import knob
 
@@ -68,12 +68,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `ConvSpec` has those of integers."""
     spec = plan.spec
     assert isinstance(spec, ConvSpec)
-    work = Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
+    work = Int8Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     writer = partial(_Tiles if work.tiled else _Vectors, work)
     return band_kernel(plan, symbol, (work.groups, work.bands), writer, _arguments(work), int8.functions(target))
 
 
-def _arguments(work: Work) -> list[Argument]:
+def _arguments(work: Int8Work) -> list[Argument]:
     spec, outputs = work.spec, work.halves * work.half_channels
     inputs = [
         Argument("x", work.input.elements, "int32"),
@@ -90,7 +90,7 @@ def _arguments(work: Work) -> list[Argument]:
 class _Band(BandWriter):
     """Writes the code for a band."""
 
-    def __init__(self, work: Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
+    def __init__(self, work: Int8Work, buffers: Mapping[str, Buffer], band: Expr) -> None:
         self._work, self._lanes, self.x = work, work.lanes, buffers["x"]
         if work.spec.dynamic:
             factors = buffers["factors"]

@@ -26,7 +26,7 @@ from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import MOST_BESIDE, PAIR_CHANNELS, WORD_CHANNELS
 from gangway.compiler.kernels.templates.tiling import (
-    Cut,
+    BandCut,
     Image,
     Tasks,
     UnsupportedSpecError,
@@ -57,7 +57,7 @@ _CACHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Work(Bands):
+class Int8Work(Bands):
     """A convolution, cut into bands; unless pairs are multiplied or the image is one row, they have all columns."""
 
     @property
@@ -209,7 +209,7 @@ class Work(Bands):
         return self._wrapped() if self.wraps else self.rows * self.row_tiles
 
     @cached_property
-    def cut(self) -> Cut:
+    def cut(self) -> BandCut:
         """A band in register tiles."""
         return self.cut_into(self.tile_pixels)
 
@@ -283,20 +283,22 @@ def suited(spec: ConvSpec, weights: Array, target: TargetSpec) -> ConvSpec:
     return replace(spec, narrow=all(int(found.max(initial=0)) <= MOST_BESIDE for found in sums))
 
 
-def works(spec: ConvSpec, target: TargetSpec) -> list[Work]:
+def works(spec: ConvSpec, target: TargetSpec) -> list[Int8Work]:
     """Every sensible height of bands, or length."""
     height, width = spec.output_size
     if is_line(spec):
         pixels = height * width
-        unit = 2 * TILE_ROWS if int8.has_tiles(target) else Work(spec, target, 1, 1).tile_pixels
+        unit = 2 * TILE_ROWS if int8.has_tiles(target) else Int8Work(spec, target, 1, 1).tile_pixels
         found = [
-            Work(spec, target, 1, size) for size in sorted({min(unit * n, pixels) for n in (1, 2, 3, 4, 6, 8, 16)})
+            Int8Work(spec, target, 1, size) for size in sorted({min(unit * n, pixels) for n in (1, 2, 3, 4, 6, 8, 16)})
         ]
     else:
-        found = [Work(spec, target, rows, width) for rows in sorted({-(-height // n) for n in range(1, height + 1)})]
+        found = [
+            Int8Work(spec, target, rows, width) for rows in sorted({-(-height // n) for n in range(1, height + 1)})
+        ]
     if _is_paired(spec, target):
         parts = (-(-found[0].columns // n) for n in range(1, found[0].columns + 1))
-        narrowest = Work(spec, target, 1, next(columns for columns in parts if _fits(spec, 1, columns)))
+        narrowest = Int8Work(spec, target, 1, next(columns for columns in parts if _fits(spec, 1, columns)))
         return [work for work in found if _fits(spec, work.rows, work.columns)] or [narrowest]
     return [work for work in found if not work.tiled or work.tiles <= MOST_TILES] or found[:1]
 
@@ -317,7 +319,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     )
 
 
-def _plan(work: Work, tasks: Tasks) -> KernelPlan:
+def _plan(work: Int8Work, tasks: Tasks) -> KernelPlan:
     kind = "vectors" if work.kind == "vnni" else work.kind
     weights = work.half_bytes * work.group_halves * tasks.groups_per_task
     sums = 8 if work.tiled else work.tile_pixels * work.tile_halves * HALF_BLOCKS
@@ -342,7 +344,7 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     return packed, np.concatenate(whole), np.concatenate([numbers["scales"], numbers["bias"]])
 
 
-def _ones(work: Work) -> Array:
+def _ones(work: Int8Work) -> Array:
     """[plane][word][4], or of pixels [word][4]: 1 where there is a channel, and a column of the window."""
     spec = work.spec
     if spec.input_layout != "pixels":
@@ -352,7 +354,7 @@ def _ones(work: Work) -> Array:
     return words.view(np.int32).reshape(-1)
 
 
-def _of_bytes(work: Work, weights: Array) -> Array:
+def _of_bytes(work: Int8Work, weights: Array) -> Array:
     """[outputs][channels][kh][kw] -> [half][plane][kh][kw][word][outputs of a half][channels of a word]."""
     rows, columns = work.spec.kernel
     padded = np.pad(weights, ((0, 0), (0, work.planes * BYTES_CHANNELS - weights.shape[1]), (0, 0), (0, 0)))
@@ -362,7 +364,7 @@ def _of_bytes(work: Work, weights: Array) -> Array:
     return parts.transpose(0, 2, 5, 6, 3, 1, 4)
 
 
-def _of_pixels(work: Work, weights: Array) -> Array:
+def _of_pixels(work: Int8Work, weights: Array) -> Array:
     """[outputs][channels][kh][kw] -> [half][kh][word][outputs of a half][channels of a word].
 
     A column of the window has one word, or two pairs.

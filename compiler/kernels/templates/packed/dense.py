@@ -71,7 +71,7 @@ UNPACKING_FLOPS = 8  # making a weight float32 takes as long as so many operatio
 
 
 @dataclass(frozen=True)
-class Geometry:
+class PackedGeometry:
     """The tensors of a layer in memory."""
 
     spec: PackedDenseSpec
@@ -147,7 +147,7 @@ def candidates(spec: PackedDenseSpec, target: TargetSpec) -> Iterator[KernelPlan
     """The only plan. Raises `UnsupportedSpecError`."""
     if not is_possible(spec.in_channels, spec.block):
         raise UnsupportedSpecError(f"blocks of {spec.block} inputs with a scale")
-    g = Geometry(spec, target)
+    g = PackedGeometry(spec, target)
     few = g.tiles == 1
     found = one_band_tasks(g.groups, 1) if few else [t for t in all_tasks(g.groups, g.tiles) if not t.pixels_first]
     unpacking = UNPACKING_FLOPS * spec.in_channels * g.output.blocks * g.lanes
@@ -163,7 +163,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `PackedDenseSpec` has them."""
     spec = plan.spec
     assert isinstance(spec, PackedDenseSpec)
-    g, parts, size = Geometry(spec, target), knob(plan, "parts"), knob(plan, "groups")
+    g, parts, size = PackedGeometry(spec, target), knob(plan, "parts"), knob(plan, "groups")
     rows = balanced_sizes([spec.positions], g.tile_rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -191,7 +191,7 @@ def batch_plan(spec: PackedDenseSpec, target: TargetSpec) -> BatchPlan | None:
     """The kernel for several rows; None of a sequence."""
     if spec.positions > 1:
         return None
-    g = Geometry(spec, target)
+    g = PackedGeometry(spec, target)
     rows = min(MOST_ROWS, max(2 * g.tile_rows, CALL_FLOPS // (spec.flops // g.groups)))
     return BatchPlan(spec, rows, g.groups, f"dense int{spec.bits} {rows} rows")
 
@@ -200,7 +200,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `PackedDenseSpec` has them, and batch; see `artifact.format.BatchKernel`."""
     spec = plan.spec
     assert isinstance(spec, PackedDenseSpec)
-    g, arguments = Geometry(spec, target), Geometry(spec, target).arguments(plan.rows)
+    g, arguments = PackedGeometry(spec, target), PackedGeometry(spec, target).arguments(plan.rows)
     few = list(range(1, min(DIRECT_ROWS, g.tile_rows) + 1))
     sizes = balanced_sizes(range(few[-1] + 1, plan.rows + 1), g.tile_rows)
 
@@ -225,7 +225,7 @@ def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
 
 def pack(spec: PackedDenseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Integers, scales, zero points and bias in the kernel's order, padded with zeros."""
-    g = Geometry(spec, target)
+    g = PackedGeometry(spec, target)
     integers = raw["integers"]
     if spec.bits == 4:
         halves = np.pad(integers, ((0, 0), (0, -integers.shape[1] % (WORD // 2))))
@@ -236,7 +236,7 @@ def pack(spec: PackedDenseSpec, target: TargetSpec, raw: RawWeights) -> PackedWe
     return _in_groups(g, integers), scales, *zeros, bias
 
 
-def _in_groups(g: Geometry, values: Array) -> Array:
+def _in_groups(g: PackedGeometry, values: Array) -> Array:
     """[outputs][n] -> [group][n][outputs of the group]."""
     width = g.group_blocks * g.lanes
     padded = np.pad(values, ((0, -len(values) % g.lanes), (0, 0)))
@@ -276,7 +276,7 @@ class _Scales:
 class _Writer:
     """Writes the code for groups of channel blocks."""
 
-    def __init__(self, g: Geometry, buffers: tuple[Buffer, ...], rows: _Rows) -> None:
+    def __init__(self, g: PackedGeometry, buffers: tuple[Buffer, ...], rows: _Rows) -> None:
         self._g, self._spec, self._lanes, self._at = g, g.spec, g.lanes, rows
         names = [argument.name for argument in g.arguments()]
         tensors = dict(zip(names, buffers, strict=True))

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from gangway.compiler.frontend.batch import numbers as of
-from gangway.compiler.frontend.batch.numbers import ROW, ROWS, Numbers, UndecidedError
+from gangway.compiler.frontend.batch.numbers import ROW, ROWS, AffineNumbers, UndecidedError
 
 
-def polynomial(own: Any, **terms: Any) -> Numbers:
+def polynomial(own: Any, **terms: Any) -> AffineNumbers:
     """own + n_ n + b_ b + nb n b"""
     powers = {"n": ROWS, "b": ROW, "nb": (1, 1)}
     own = np.asarray(own, np.float64)
-    return Numbers(own, own, {powers[name]: np.asarray(part, np.float64) for name, part in terms.items()})
+    return AffineNumbers(own, own, {powers[name]: np.asarray(part, np.float64) for name, part in terms.items()})
 
 
-def at(numbers: Numbers, n: int, b: int) -> Any:
+def at(numbers: AffineNumbers, n: int, b: int) -> Any:
     """The numbers in row b of n."""
     assert numbers.own is not None
     return numbers.own + sum(part * n ** powers[0] * b ** powers[1] for powers, part in numbers.terms.items())
@@ -36,7 +36,7 @@ SAMPLES = [
     ("make", "expected"),
     [(of.add, np.add), (of.subtract, np.subtract), (of.multiply, np.multiply)],
 )
-def test_arithmetic_is_that_of_every_row(make: Callable[..., Numbers], expected: Callable[..., Any]) -> None:
+def test_arithmetic_is_that_of_every_row(make: Callable[..., AffineNumbers], expected: Callable[..., Any]) -> None:
     for first in SAMPLES:
         for second in SAMPLES:
             found = make(first, second)
@@ -45,7 +45,7 @@ def test_arithmetic_is_that_of_every_row(make: Callable[..., Numbers], expected:
 
 
 @pytest.mark.parametrize("numbers", SAMPLES)
-def test_bounds_hold_in_every_row_of_every_batch(numbers: Numbers) -> None:
+def test_bounds_hold_in_every_row_of_every_batch(numbers: AffineNumbers) -> None:
     low, high = numbers.span()
     for n in (1, 2, 5, 30):
         for b in range(n):
@@ -88,6 +88,6 @@ def test_sizes_divided_by_sizes() -> None:
         lambda: of.either(polynomial(0, b=1), polynomial(0, n=1)),
     ],
 )
-def test_what_is_no_polynomial_is_not_decided(compute: Callable[[], Numbers]) -> None:
+def test_what_is_no_polynomial_is_not_decided(compute: Callable[[], AffineNumbers]) -> None:
     with pytest.raises(UndecidedError):
         compute()

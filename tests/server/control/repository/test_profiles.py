@@ -17,7 +17,7 @@ from gangway.server.control.repository import profiles
 from gangway.server.control.repository.profiles import BackgroundProfiler, is_quiet, pause_seconds
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.processes import Child
-from gangway.server.messages import Job, JobsUnderWay
+from gangway.server.messages import BackgroundJob, JobsUnderWay
 from gangway.server.options.server import GeneralOptions
 from tests.helpers.profiles import PROFILE
 
@@ -48,7 +48,7 @@ class Scripted(BackgroundProfiler):
 
     def __init__(self, cache_dir: Path, outcomes: Sequence[Profile | None]) -> None:
         self.used: list[Profile] = []
-        self.told: list[tuple[Job, ...]] = []
+        self.told: list[tuple[BackgroundJob, ...]] = []
 
         def tell(message: JobsUnderWay) -> None:
             self.told.append(message.jobs)

@@ -15,7 +15,7 @@ from gangway.server.control.repository.repository import (
 )
 from gangway.server.errors import ConfigError
 from gangway.server.messages import MAX_VERSION, WHOLE_MODEL
-from gangway.server.models.config import Qos, parse_qos
+from gangway.server.models.config import QosConfig, parse_qos
 
 
 def read_repository(directories: Sequence[Path]) -> list[Entry]:
@@ -53,7 +53,7 @@ def test_a_model_without_config_is_served(tmp_path: Path) -> None:
     add_model(tmp_path, "m")
     entry = only_entry(tmp_path)
     assert isinstance(entry, ModelVersion)
-    assert (entry.name, entry.version, entry.path, entry.qos) == ("m", 1, tmp_path / "m/1/model.onnx", Qos())
+    assert (entry.name, entry.version, entry.path, entry.qos) == ("m", 1, tmp_path / "m/1/model.onnx", QosConfig())
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_qos_parameter(tmp_path: Path) -> None:
     add_model(tmp_path, "m", 'parameters: { key: "qos_ms" value: { string_value: "3x" } }')
     entry = only_entry(tmp_path)
     assert isinstance(entry, ModelVersion)
-    assert entry.qos == Qos(multiple=3.0)
-    assert parse_qos(" 12.5 ") == Qos(milliseconds=12.5)
+    assert entry.qos == QosConfig(multiple=3.0)
+    assert parse_qos(" 12.5 ") == QosConfig(milliseconds=12.5)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-3", "nan", "inf", "1e999", "3 x x", "3y", "0x"])

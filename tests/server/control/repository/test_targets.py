@@ -12,7 +12,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.control.repository.loaded import IsolatedLatency, profile_message, resolve_qos_us, warn_of_target
 from gangway.server.control.repository.trials import USUAL_US, measure_request_cost_us
 from gangway.server.messages import ModelReady
-from gangway.server.models.config import Qos, parse_qos
+from gangway.server.models.config import QosConfig, parse_qos
 from gangway.server.options.endpoints import GrpcOptions
 
 ALONE = IsolatedLatency(compute_us=900.0, latency_us=1000.0, request_cost_us=400.0, busy_cost_us=1200.0)
@@ -31,7 +31,7 @@ def test_a_multiple_is_of_the_latency_seen_from_outside() -> None:
     assert resolve_qos_us(parse_qos("3x"), ALONE) == 3000.0
     assert resolve_qos_us(parse_qos("3x"), None) is None
     assert resolve_qos_us(parse_qos("2.5"), None) == 2500.0
-    assert resolve_qos_us(Qos(), ALONE) is None
+    assert resolve_qos_us(QosConfig(), ALONE) is None
     assert resolve_qos_us(parse_qos("1x"), ALONE) == 1200.0, "any request may cost that"
 
 
@@ -55,14 +55,14 @@ def test_where_no_request_can_be_made_its_cost_is_assumed(options: GrpcOptions) 
 
 def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        warn_of_target(ready("", qos_us=1500.0), Qos(milliseconds=1.5), ALONE)
+        warn_of_target(ready("", qos_us=1500.0), QosConfig(milliseconds=1.5), ALONE)
         assert not caplog.messages
-        warn_of_target(ready("", qos_us=500.0), Qos(milliseconds=0.5), ALONE)
+        warn_of_target(ready("", qos_us=500.0), QosConfig(milliseconds=0.5), ALONE)
         refusing = replace(ready("dynamic_batching { default_queue_policy {} }"), qos_us=500.0)
-        warn_of_target(refusing, Qos(milliseconds=0.5), ALONE)
-        warn_of_target(ready("", qos_us=300.0), Qos(milliseconds=0.3), None, request_cost_us=400.0)
-        warn_of_target(ready(LEVELS), Qos(), ALONE)
-        warn_of_target(ready(""), Qos(multiple=3), None)  # its first answer will show its time
+        warn_of_target(refusing, QosConfig(milliseconds=0.5), ALONE)
+        warn_of_target(ready("", qos_us=300.0), QosConfig(milliseconds=0.3), None, request_cost_us=400.0)
+        warn_of_target(ready(LEVELS), QosConfig(), ALONE)
+        warn_of_target(ready(""), QosConfig(multiple=3), None)  # its first answer will show its time
     late = "is out of reach: a request takes"
     least = "0.400 ms of which any model would take; set a larger target"
     assert caplog.messages == [

@@ -3,9 +3,9 @@
 from gangway.executor.slots import SlotCounts
 from gangway.protos import StatusCode
 from gangway.server.control.supervisor.log import describe
-from gangway.server.statistics import Statistics, Times
+from gangway.server.statistics import RequestTimes, Statistics
 
-TIMES = Times(total=4_000_000, queue=1_000_000, compute_input=0, compute_infer=3_000_000, compute_output=0)
+TIMES = RequestTimes(total=4_000_000, queue=1_000_000, compute_input=0, compute_infer=3_000_000, compute_output=0)
 
 
 def test_a_line_of_a_busy_model() -> None:

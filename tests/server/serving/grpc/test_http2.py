@@ -20,7 +20,7 @@ from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import GrpcOptions, KeepaliveOptions
 from gangway.server.serving.grpc import call as grpc_call
 from gangway.server.serving.grpc import http2
-from gangway.server.serving.grpc.call import Arrivals
+from gangway.server.serving.grpc.call import MessageArrivals
 from testing.raw_connection import RawConnection
 from tests.helpers.whole_server import until
 
@@ -190,7 +190,7 @@ class Waiting:
 def test_long_messages_come_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = 600 << 20
     budget = MemoryBudget(MemoryLimit(1 << 30, "a test"), lambda: free_bytes)
-    arrivals, calls = Arrivals(budget), [Waiting() for _ in range(4)]
+    arrivals, calls = MessageArrivals(budget), [Waiting() for _ in range(4)]
     entered = [arrivals.enter(call, 100 << 20) for call in calls]  # type: ignore[arg-type]
     assert entered == [True, True, False, False], "for each as it comes and as it is used"
     assert arrivals.waits
@@ -203,7 +203,7 @@ def test_long_messages_come_as_memory_allows(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_who_waits_for_memory_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = MemoryBudget(MemoryLimit(1 << 30, "a test"), lambda: 600 << 20)
-    arrivals, calls = Arrivals(budget), [Waiting() for _ in range(3)]
+    arrivals, calls = MessageArrivals(budget), [Waiting() for _ in range(3)]
     assert [arrivals.enter(call, 200 << 20) for call in calls] == [True, False, False]  # type: ignore[arg-type]
     monkeypatch.setattr(grpc_call, "MAX_WAIT_S", 0.0)
     arrivals.look(RequestError(StatusCode.UNAVAILABLE, "memory is full"))

@@ -14,7 +14,7 @@ from gangway.server.serving.http import json_text
 from gangway.server.serving.http import json_text as json_numbers
 from gangway.server.serving.http.json_text import (
     MAX_VALUES,
-    Numbers,
+    NumberText,
     UnreadTensor,
     find_numbers,
     flatten,
@@ -35,7 +35,7 @@ def small_parts() -> Any:
 
 def plain(value: Any) -> Any:
     """The same with the texts of all arrays of numbers parsed."""
-    if isinstance(value, Numbers):
+    if isinstance(value, NumberText):
         return json.loads(value.text[value.begin : value.end])
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -75,7 +75,7 @@ def test_elements_are_those_of_a_small_array(shape: tuple[int, ...], datatype: s
     elements = np.arange(120).reshape(shape)
     data = (elements % 3 == 0).tolist() if datatype == "BOOL" else elements.tolist()
     found = parse(json.dumps({"data": data}, indent=2).encode())["data"]
-    assert isinstance(found, Numbers)
+    assert isinstance(found, NumberText)
     small = flatten(data, "x")
     assert isinstance(small, list)
     assert UnreadTensor(found, datatype, "x").read() == to_raw(small, datatype, "x")

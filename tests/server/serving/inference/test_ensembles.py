@@ -24,8 +24,8 @@ from gangway.server.control.repository.loaded import IsolatedLatency, LoadedMode
 from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule
 from gangway.server.errors import ConfigError
-from gangway.server.models.config import Qos, qos_of
-from gangway.server.requests.data_plane import Layout, PoolExhaustedError
+from gangway.server.models.config import QosConfig, qos_of
+from gangway.server.requests.data_plane import PoolExhaustedError, RequestLayout
 from testing.raw_connection import RawConnection
 from tests.helpers.ensemble_configs import Step, config_of
 from tests.helpers.raw_stream import simple_request
@@ -250,7 +250,7 @@ def test_without_a_slot_for_a_step_the_request_is_refused_at_once(bench: Bench) 
     taken = []
     try:
         while True:
-            taken.append(plane.open(Layout(0, (), ()), 1))
+            taken.append(plane.open(RequestLayout(0, (), ()), 1))
     except PoolExhaustedError:
         pass
     bench.answer(first)
@@ -334,4 +334,4 @@ def test_a_reference_to_oneself_is_found() -> None:
         builder.want(entry.name, [entry])
     with pytest.raises(ConfigError, match=r"circular dependency between ensembles: one -> \.\.\. -> two -> one"):
         builder.make(one, {})
-    assert one.qos == Qos()
+    assert one.qos == QosConfig()

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gangway.server.serving.inference.instance_turns import InstanceTurns, Turn, Urgency
+from gangway.server.serving.inference.instance_turns import InstanceTurns, StepTurn, Urgency
 
 MODEL, OTHER = 1, 2
 
@@ -18,10 +18,10 @@ class Begun:
         self.names: list[str] = []
         self.turns = InstanceTurns()
 
-    def take(self, name: str, most: int = 1, model: int = MODEL, urgent: Urgency = (0, float("inf"), 0)) -> Turn:
+    def take(self, name: str, most: int = 1, model: int = MODEL, urgent: Urgency = (0, float("inf"), 0)) -> StepTurn:
         return self.turns.take(model, most, urgent, partial(self._begin, name))
 
-    def _begin(self, name: str, turn: Turn) -> None:
+    def _begin(self, name: str, turn: StepTurn) -> None:
         assert not turn.waits
         self.names.append(name)
 
@@ -72,7 +72,7 @@ def test_one_that_ends_while_it_waits_takes_no_turn() -> None:
 def test_a_turn_that_ends_as_it_begins_lets_the_next_one_begin() -> None:
     turns, begun = InstanceTurns(), []
 
-    def fail(turn: Turn) -> None:
+    def fail(turn: StepTurn) -> None:
         begun.append(turn)
         turn.end()
 
