@@ -34,7 +34,7 @@ from gangway.server.requests.admission import AdmissionController
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
 
 MoveRange = Callable[[int, int], None]  # offset and size
-AtEnd = Callable[[Callable[[], object]], object]  # `loop.Turn.at_end`
+AtEnd = Callable[[Callable[[], object]], object]  # `loop.LoopTurn.at_end`
 
 
 class HeapFullError(MemoryError):

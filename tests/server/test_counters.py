@@ -26,9 +26,9 @@ import sys
 from gangway.executor.slots import SlotCounts
 from gangway.server.statistics import StatisticsTable
 from gangway.server.statistics import TIME_BOUNDS_NS
-from gangway.server.statistics import Times
+from gangway.server.statistics import RequestTimes
 statistics = StatisticsTable.attach(int(sys.argv[1])).statistics(1, int(sys.argv[2]), TIME_BOUNDS_NS)
-times, counts = Times(4_000_000, 1_000_000, 2, 3_000_000, 1), SlotCounts(2, 0, 0, 1)
+times, counts = RequestTimes(4_000_000, 1_000_000, 2, 3_000_000, 1), SlotCounts(2, 0, 0, 1)
 statistics.succeeded(3, times, True, counts)
 print("begun", flush=True)
 while True:
