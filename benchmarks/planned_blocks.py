@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
 from benchmarks.ablation import Point
+from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_blocks import narrowings
 from gangway.scheduler.policy import Decision, Query, Replan, Resize, Snapshot, Start
@@ -25,11 +26,12 @@ LONG_US = 2000.0
 Row = dict[str, str | int | float]
 
 
-class Watched(Gangway):
-    """The default policy, which notes queries with plans, by id."""
+class Watched(Policy):
+    """The default policy, whose queries with plans are noted, by id."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._inner = Gangway()
+        self.name, self.batches = self._inner.name, self._inner.batches
         self._begun_us: dict[int, float] = {}
         self._planned: set[int] = set()
         self._narrowed: set[int] = set()
@@ -38,7 +40,7 @@ class Watched(Gangway):
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Decide as the policy does."""
-        decisions = super().decide(snapshot)
+        decisions = self._inner.decide(snapshot)
         for decision in decisions:
             if isinstance(decision, Start):
                 self._begun_us.setdefault(decision.query_id, snapshot.now_us)
@@ -58,9 +60,13 @@ class Watched(Gangway):
         if narrowings(decision.blocks, -1, cores):
             self._narrowed.add(query_id)
 
+    def arrived(self, query: Query) -> None:
+        """Let the policy note it."""
+        self._inner.arrived(query)
+
     def finished(self, query: Query, now_us: float) -> None:
         """Count it."""
-        super().finished(query, now_us)
+        self._inner.finished(query, now_us)
         begun_us = self._begun_us.pop(query.query_id, now_us)
         if now_us - begun_us > LONG_US:
             self.queries += 1

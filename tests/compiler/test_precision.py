@@ -125,7 +125,8 @@ def test_several_images_are_near_float32(
     nodes, constants = convolutions()
     path = network(nodes, {"x": [3, 3, 64, 64]}, {"y": [3, 50]}, constants).save(tmp_path / "model.onnx")
     compiled = compile_low(path, tmp_path / "cache")
-    assert {f"last.conv/image{image}" for image in range(3)} | {"classifier"} <= set(low_layers(compiled.manifest))
+    # The classifier's three rows are as fast in float32 where there are tiles.
+    assert {f"last.conv/image{image}" for image in range(3)} <= set(low_layers(compiled.manifest))
     x = np.random.default_rng(3).standard_normal((3, 3, 64, 64), np.float32)
     cosine = least_cosine(load_artifact(compiled.folder)({"x": x}), reference(path, {"x": x}))
     assert LEAST_COSINE <= cosine < 1 - 1e-9

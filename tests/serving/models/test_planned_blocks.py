@@ -25,7 +25,7 @@ COUNTS = (1, 2, 4, 8)
 MODEL = "mobilenetv2"
 CLIENTS = 3  # so that queries overlap: alone one is a single block, by Algorithm 2's threshold
 FRONT = 10  # layers that use all workers; the others use one
-LAYER_US = 800.0  # on one worker
+FRONT_US, LAYER_US = 8000.0, 800.0  # on one worker; most is in front: further cores are worth asking for
 TARGET_MS = 500.0  # so that plans do not depend on the speed of a loaded machine
 PLANNED = f"planned in {FRONT} blocks"
 
@@ -34,7 +34,7 @@ def profiled(manifest: Manifest) -> Profile:
     """Return a profile on eight cores: the first layers use all of them, and have no target to spare."""
     layers, whole_us = [], [0.0] * len(COUNTS)
     for number, layer in enumerate(manifest.layers):
-        times_us = [LAYER_US / count if number < FRONT else LAYER_US for count in COUNTS]
+        times_us = [FRONT_US / count if number < FRONT else LAYER_US for count in COUNTS]
         whole_us = [sum(pair) for pair in zip(whole_us, times_us, strict=True)]
         weight = 1.0 if number < FRONT else LAYER_US
         grid = (tuple((time_us,) for time_us in times_us),) * len(layer.versions)
