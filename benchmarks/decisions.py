@@ -22,6 +22,7 @@ from gangway.workload.arrivals import poisson
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
 from gangway.workload.qos import Qos
 from testing.report import Row, option_parser, start_report
+from testing.watched_policy import WatchedPolicy
 
 CORES = 2
 WAITING = (10, 100, 1000)
@@ -35,29 +36,20 @@ FIGURES = Path(__file__).parents[1] / "docs" / "measurements" / "figures"
 BUSY_QUERY_US_AT_MOST = 100.0  # the paper's promise (VELTAIR, ASPLOS 2022, section 5)
 
 
-class Timed(Policy):
+class Timed(WatchedPolicy):
     """A policy whose decisions are timed."""
 
     def __init__(self, inner: Policy) -> None:
-        self.name = inner.name
+        super().__init__(inner)
         self.cpu_ns = 0
-        self._inner = inner
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Let the policy decide; note the CPU time. The simulator makes what runs when it is looked at, so before."""
         snapshot = replace(snapshot, running=list(snapshot.running))
         begin_ns = time.thread_time_ns()
-        decisions = self._inner.decide(snapshot)
+        decisions = self.inner.decide(snapshot)
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return decisions
-
-    def arrived(self, query: Query) -> None:
-        """Let the policy note it."""
-        self._inner.arrived(query)
-
-    def finished(self, query: Query, now_us: float) -> None:
-        """Let the policy note it."""
-        self._inner.finished(query, now_us)
 
 
 def make_timed(name: str) -> Timed:

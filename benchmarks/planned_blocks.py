@@ -12,13 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
 from benchmarks.ablation import Point
-from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_blocks import narrowings
 from gangway.scheduler.policy import Decision, Query, Replan, Resize, Snapshot, Start
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import QUERIES, one_core_rate, window
 from testing.report import Report, option_parser, start_report
+from testing.watched_policy import WatchedPolicy
 
 MIXES = ("light", "medium", "heavy", "mix")
 CORES = (16, 64)
@@ -26,12 +26,11 @@ LONG_US = 2000.0
 Row = dict[str, str | int | float]
 
 
-class Watched(Policy):
+class Watched(WatchedPolicy):
     """The default policy, whose queries with plans are noted, by id."""
 
     def __init__(self) -> None:
-        self._inner = Gangway()
-        self.name, self.batches = self._inner.name, self._inner.batches
+        super().__init__(Gangway())
         self._begun_us: dict[int, float] = {}
         self._planned: set[int] = set()
         self._narrowed: set[int] = set()
@@ -40,7 +39,7 @@ class Watched(Policy):
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Decide as the policy does."""
-        decisions = self._inner.decide(snapshot)
+        decisions = super().decide(snapshot)
         for decision in decisions:
             if isinstance(decision, Start):
                 self._begun_us.setdefault(decision.query_id, snapshot.now_us)
@@ -60,13 +59,9 @@ class Watched(Policy):
         if narrowings(decision.blocks, -1, cores):
             self._narrowed.add(query_id)
 
-    def arrived(self, query: Query) -> None:
-        """Let the policy note it."""
-        self._inner.arrived(query)
-
     def finished(self, query: Query, now_us: float) -> None:
         """Count it."""
-        self._inner.finished(query, now_us)
+        super().finished(query, now_us)
         begun_us = self._begun_us.pop(query.query_id, now_us)
         if now_us - begun_us > LONG_US:
             self.queries += 1

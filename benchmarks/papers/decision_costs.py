@@ -12,13 +12,13 @@ import numpy as np
 from benchmarks.papers.figures import Csv, FigureRequest
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.policy import Decision, LoneStart, Query, Snapshot
-from gangway.scheduler.profiles import ModelProfile
+from gangway.scheduler.policy import Decision, Snapshot
 from gangway.simulator.decision_cost import MOST_WAITING, DecisionCost
 from gangway.simulator.loop import simulate
 from gangway.simulator.rates import one_core_rate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import BUILTIN
+from testing.watched_policy import WatchedPolicy
 
 CORES = 64
 LOADS = (0.05, 0.15, 0.3)  # of what the cores could do if every query ran on one
@@ -32,33 +32,20 @@ Call = tuple[float, int, int, int]
 """Microseconds, queries that wait, queries that run, decisions."""
 
 
-class Timed(Policy):
+class Timed(WatchedPolicy):
     """A policy whose calls are noted."""
 
     def __init__(self, inner: Policy) -> None:
-        self.name, self.config = inner.name, inner.config
+        super().__init__(inner)
         self.calls: list[Call] = []
-        self._inner = inner
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Let the policy decide; note the CPU time."""
         begin_ns = time.thread_time_ns()
-        decisions = self._inner.decide(snapshot)
+        decisions = self.inner.decide(snapshot)
         time_us = (time.thread_time_ns() - begin_ns) / 1000
         self.calls.append((time_us, min(len(snapshot.waiting), MOST_WAITING), len(snapshot.running), len(decisions)))
         return decisions
-
-    def arrived(self, query: Query) -> None:
-        """Let the policy note it."""
-        self._inner.arrived(query)
-
-    def finished(self, query: Query, now_us: float) -> None:
-        """Let the policy note it."""
-        self._inner.finished(query, now_us)
-
-    def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
-        """Return what the policy says."""
-        return self._inner.lone_start(model, core_count, level)
 
 
 def draw(request: FigureRequest) -> None:

@@ -22,6 +22,7 @@ from gangway.simulator.scenario import make_scenario
 from gangway.workload.arrivals import bursts, poisson
 from gangway.workload.mix import capacity_per_s, read_mix
 from gangway.workload.qos import Qos
+from testing.watched_policy import WatchedPolicy
 from tests.scheduler.policies.test_contract import answered, situation
 
 SITUATIONS = 60  # for each policy
@@ -35,29 +36,21 @@ SIMULATED = (  # mix, cores, share of the capacity, rows of a batch at most
 )
 
 
-class Noted(Policy):
+class Noted(WatchedPolicy):
     """A policy whose decisions are added up."""
 
     def __init__(self, inner: Policy) -> None:
-        self.name, self.config = inner.name, inner.config
-        self.batches, self.brief_first = inner.batches, inner.brief_first
+        super().__init__(inner)
         self.count = 0
         self.sum = hashlib.sha256()
-        self._inner = inner
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
-        decisions = self._inner.decide(snapshot)
-        self.sum.update(repr((snapshot.now_us, decisions, self._inner.yields_from_us())).encode())
+        decisions = super().decide(snapshot)
+        self.sum.update(repr((snapshot.now_us, decisions, self.yields_from_us())).encode())
         for decision in decisions:
             self.sum.update(json.dumps(describe(decision, snapshot)).encode())  # as traces have it
         self.count += len(decisions)
         return decisions
-
-    def arrived(self, query: Query) -> None:
-        self._inner.arrived(query)
-
-    def finished(self, query: Query, now_us: float) -> None:
-        self._inner.finished(query, now_us)
 
 
 def in_situations(name: str) -> Noted:
