@@ -9,12 +9,12 @@ import json
 import os
 import subprocess
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.other_clients.client_checks import expect
 from testing.fetch.perf_analyzer import fetch_newest
 from testing.live_server import LiveServer, live_server
 from testing.repository import ensure_zoo
@@ -99,12 +99,6 @@ class Bench:
         return found[0]
 
 
-def expect(condition: bool, what: object) -> None:
-    """Raise AssertionError unless it is so."""
-    if not condition:
-        raise AssertionError(what)
-
-
 def remote(bench: Bench) -> None:
     """Model Analyzer in its remote mode measures two levels of load; it also loads and unloads the model."""
     server, made = bench.server, bench.folder / "made"
@@ -187,7 +181,7 @@ def write_repository(folder: Path) -> Path:
     version = folder / "talks" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(TALKS)
-    (version / "model.py").write_text(textwrap.dedent(MODEL))
+    (version / "model.py").write_text(MODEL)
     return folder
 
 
