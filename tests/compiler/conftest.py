@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
-from gangway.artifact.format import Manifest, MemorySpace, TensorSpec
+from gangway.artifact.format import Engine, Manifest, MemorySpace, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.pipeline import CompileResult, compile_model
@@ -57,6 +57,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.manifest: Manifest = verify(folder)
+        assert self.manifest.engine is Engine.NATIVE, self.manifest.fallback_reason
         self._library = ctypes.CDLL(str(folder / "kernels.so"))
         whole = self.manifest.islands[:-1] if self.manifest.tail else self.manifest.islands
         self._islands = {layer.name: Island(folder / layer.onnx_file, "test", 1) for layer in whole}

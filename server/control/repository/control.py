@@ -588,6 +588,7 @@ class ServedModels:
         `leaving`: what clients are told of it until then; afterwards it is `reason`, or that there is no such model.
         None: another one has its place.
         """
+        self._clients.begin_to_retire(model.ready.model_id)
         self._loader.withdrawn(model)
         completion = self._completions.pop(model.ready.model_id, None)
         if completion not in (None, asyncio.current_task()):

@@ -150,13 +150,17 @@ class Announcements:
         done = [] if self._load_done is None else [self._load_done]
         return [*self._models.values(), *self._absent.values(), *self._variants.values(), self._jobs, *done]
 
-    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
-        """Return when no request uses a number that clients do not get any more; False if that takes too long.
+    def begin_to_retire(self, model_id: int) -> None:
+        """Count from now on which front ends say that no request uses a number which clients do not get any more.
 
-        To be called at once after the announcement, before a front end can have answered.
+        To be called in the turn of the event loop that sends the announcement: an answer may be read before any task
+        that is made in this turn begins.
         """
-        retiring = _Retiring(set(self._present()), asyncio.get_running_loop().create_future())
-        self._retiring[model_id] = retiring
+        self._retiring[model_id] = _Retiring(set(self._present()), asyncio.get_running_loop().create_future())
+
+    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
+        """Return when no request uses a number that retires; False if that takes too long."""
+        retiring = self._retiring[model_id]
         try:
             if retiring.front_ends:  # else none of them knows the number, and successors never hear of it
                 await asyncio.wait_for(retiring.done, timeout_seconds)
