@@ -13,19 +13,27 @@ MODEL_ID = 7
 FRONT_ENDS = (1, 2)
 LEAVING = ModelUnavailable("m", 1, "it is being unloaded", "UNLOADING")
 
-# How front end 1 says that it uses the number no more; it is called before any task begins.
-Answer = Callable[[Announcements], object]
-ANSWERS: dict[str, Answer] = {
-    "in the turn of the announcement": lambda known: known.front_end_retired(1, MODEL_ID),
-    "in the next turn": lambda known: asyncio.get_running_loop().call_soon(known.front_end_retired, 1, MODEL_ID),
-    "twice": lambda known: [known.front_end_retired(1, MODEL_ID) for _ in range(2)],
-    "by its end": lambda known: known.front_end_ended(1),
-}
+
+def at_once(known: Announcements) -> None:
+    known.front_end_retired(1, MODEL_ID)
 
 
-@pytest.mark.parametrize("first", ANSWERS.values(), ids=ANSWERS.keys())
+def in_the_next_turn(known: Announcements) -> None:
+    asyncio.get_running_loop().call_soon(known.front_end_retired, 1, MODEL_ID)
+
+
+def twice(known: Announcements) -> None:
+    known.front_end_retired(1, MODEL_ID)
+    known.front_end_retired(1, MODEL_ID)
+
+
+def by_its_end(known: Announcements) -> None:
+    known.front_end_ended(1)
+
+
+@pytest.mark.parametrize("first", [at_once, in_the_next_turn, twice, by_its_end])
 @pytest.mark.parametrize("second_answers", [True, False])
-def test_answers_count_from_the_announcement_on(first: Answer, second_answers: bool) -> None:
+def test_answers_count_from_the_announcement_on(first: Callable[[Announcements], None], second_answers: bool) -> None:
     async def retire() -> bool:
         sent: list[FrontEndMessage] = []
         known = Announcements(StatisticsTable.create(len(FRONT_ENDS)), sent.append, lambda: FRONT_ENDS)
