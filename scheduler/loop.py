@@ -30,7 +30,7 @@ from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, DecisionLog, ModelCounters, SchedulerCounters, TraceWriter
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.precision_choice import PrecisionChooser
+from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.stages.former import CompoundFormer, StagePlan
@@ -142,7 +142,7 @@ class LiveScheduler:
         self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
         self._trace = trace
         self._set_log = set_log
-        self._policy = policy = self.compounds = CompoundFormer(PrecisionChooser(policy))
+        self._policy = policy = self.compounds = build_policy(policy)
         self.accounts = Accounts(timeline)
         self._log = log = DecisionLog(control.decision_block)
         self._execution = Execution(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gangway.base.console import Table
-from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
+from gangway.scheduler.policies.registry import DEFAULT_POLICY, build_policy, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, StagePlan
 from gangway.simulator.loop import simulate
@@ -50,7 +50,7 @@ def compare_loaded(scenario: Scenario, plan: StagePlan, tasks: int, seed: int) -
         arrivals, compounds = _trace(scenario.models, plan.model_ids, load * scenario.machine.cores, tasks, seed)
         ways = []
         for used in (plan, None):
-            policy = CompoundFormer(make_policy(DEFAULT_POLICY))
+            policy = build_policy(make_policy(DEFAULT_POLICY))
             policy.use(SCHEDULE, used)
             ways.append(_serve(policy, scenario, arrivals, compounds))
         runs.append(LoadedRun(load, *ways))

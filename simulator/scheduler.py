@@ -13,7 +13,7 @@ from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
 from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.precision_choice import PrecisionChooser
+from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.policy import Decision, Query, Reject, Replan, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
@@ -51,7 +51,7 @@ class SimulatedScheduler:
         in_bf16: Mapping[int, int],
         row_mb: Mapping[int, float],
     ) -> None:
-        self._policy = PrecisionChooser(policy) if in_bf16 else policy
+        self._policy = build_policy(policy)
         self._models = models
         self._machine = machine
         self._results = results

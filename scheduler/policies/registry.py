@@ -12,6 +12,7 @@ from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties,
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.per_node import Nodes, PerNode
+from gangway.scheduler.policies.precision_choice import PrecisionChooser
 from gangway.scheduler.policies.veltair import (
     ModelFcfs,
     Planaria,
@@ -23,6 +24,7 @@ from gangway.scheduler.policies.veltair import (
     make_veltair,
 )
 from gangway.scheduler.policy_config import DEFAULT
+from gangway.scheduler.stages.former import CompoundFormer
 
 
 def make_gangway(argument: str) -> Gangway:
@@ -72,6 +74,11 @@ def make_policy(text: str, nodes: Nodes = ()) -> Policy:
 def make_policies(text: str, schedulers: Sequence[Nodes]) -> list[Policy]:
     """Return a fresh policy for each of several schedulers. Raises ValueError as `make_policy` does."""
     return [make_policy(text, nodes) for nodes in schedulers]
+
+
+def build_policy(policy: Policy) -> CompoundFormer:
+    """Return what a driver asks: the policy, the choice of precisions around it, and compound tasks around both."""
+    return policy if isinstance(policy, CompoundFormer) else CompoundFormer(PrecisionChooser(policy))
 
 
 def plain(policy: type[Policy], argument: str) -> Policy:
