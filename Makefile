@@ -132,34 +132,31 @@ format: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.kernels
-	$(BIN)/python -m benchmarks.conv_depthwise
-	$(BIN)/python -m benchmarks.corners
-	$(BIN)/python -m benchmarks.models
-	$(BIN)/python -m benchmarks.gang
-	$(BIN)/python -m benchmarks.live_gang
-	$(BIN)/python -m benchmarks.compilation
+	$(BIN)/python -m benchmarks.kernels.conv_depthwise
+	$(BIN)/python -m benchmarks.kernels.corners
+	$(BIN)/python -m benchmarks.kernels.models
+	$(BIN)/python -m benchmarks.kernels.gang
+	$(BIN)/python -m benchmarks.kernels.live_gang
+	$(BIN)/python -m benchmarks.kernels.compilation
 	$(BIN)/python -m benchmarks.startup
-	$(BIN)/python -m benchmarks.image
-	$(BIN)/python -m benchmarks.frontend
-	$(BIN)/python -m benchmarks.way
-	$(BIN)/python -m benchmarks.http_frontend
-	$(BIN)/python -m benchmarks.metrics_cost
-	$(BIN)/python -m benchmarks.watch_cost
-	$(BIN)/python -m benchmarks.trace_cost
-	$(BIN)/python -m benchmarks.load_generator
+	$(BIN)/python -m benchmarks.startup.image
+	$(BIN)/python -m benchmarks.front_end
+	$(BIN)/python -m benchmarks.front_end.latency
+	$(BIN)/python -m benchmarks.front_end.metrics_cost
+	$(BIN)/python -m benchmarks.front_end.watch_cost
+	$(BIN)/python -m benchmarks.front_end.trace_cost
+	$(BIN)/python -m benchmarks.front_end.load_generator
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.differential
-	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.perf_analyzer
-	$(BIN)/python -m benchmarks.transports
-	$(BIN)/python -m benchmarks.decisions
-	$(BIN)/python -m benchmarks.simulator
-	$(BIN)/python -m benchmarks.replay
-	$(BIN)/python -m benchmarks.overload
-	$(BIN)/python -m benchmarks.waits
-	$(BIN)/python -m benchmarks.placement
-	$(BIN)/python -m benchmarks.route
-	$(BIN)/python -m benchmarks.closed_loop
+	$(BIN)/python -m benchmarks.other_clients.perf_analyzer
+	$(BIN)/python -m benchmarks.front_end.transports
+	$(BIN)/python -m benchmarks.scheduling.decisions
+	$(BIN)/python -m benchmarks.simulator.speed
+	$(BIN)/python -m benchmarks.simulator.replay
+	$(BIN)/python -m benchmarks.serving.overload
+	$(BIN)/python -m benchmarks.many_machines.placement
+	$(BIN)/python -m benchmarks.many_machines.route
+	$(BIN)/python -m benchmarks.serving.closed_loop
 	$(BIN)/python -m benchmarks.batching
 
 # A wheel for each Python of PYTHONS that runs here. The C library that it needs is that of this machine, or newer: the tag

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from benchmarks.front_ends import ROLES, Stretch, measure
+from benchmarks.front_end.own_cores import ROLES, Stretch, measure
 from testing.fetching import FetchError, run
 from testing.live_server import live_server
 from testing.reference import example_of

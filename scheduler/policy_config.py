@@ -1,14 +1,15 @@
 """Every number that steers the default policy and its driver, with its unit and its source.
 
 A part with `enabled` can be left out: `DEFAULT.without("fairness")`, or `--scheduler gangway:without=fairness+aging`.
-`benchmarks/ablation.py` says what each part is worth. Where a comment names a paper, the rule is the paper's; "measured
-by" names the benchmark that a number was chosen with; "bound" marks a number that only has to be about right.
+`benchmarks/scheduling/ablation.py` says what each part is worth. Where a comment names a paper, the rule is the
+paper's; "measured by" names the benchmark that a number was chosen with; "bound" marks one that only has to be about
+right.
 """
 
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-SWITCH_US: Final = 300.0  # stop a query and start it again; measured by benchmarks.live_gang. A cost, not a choice
+SWITCH_US: Final = 300.0  # stop a query and start it again; a cost, measured by benchmarks.kernels.live_gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Planning:
     """Of very many waiting queries a decision plans only those that may be served next."""
 
     enabled: bool = True
-    min_queries: int = 32  # planned, or as many as there are cores; measured by benchmarks.decisions
+    min_queries: int = 32  # planned, or as many as there are cores; measured by benchmarks.scheduling.decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class Growth:
 
     enabled: bool = True
     idle_efficiency: float = 0.15  # that the last cores of a gang add, against one alone; measured by gangway simulate
-    min_gain_us: float = 150.0  # that growing saves; what joining costs, measured by benchmarks.live_gang
+    min_gain_us: float = 150.0  # that growing saves; what joining costs, measured by benchmarks.kernels.live_gang
     min_gain_share: float = 0.03  # of the rest; bound
 
 
@@ -223,7 +224,7 @@ class StopAtOnce:
     """A query is stopped between two tasks if its next layer boundary is far away."""
 
     enabled: bool = True
-    min_boundary_us: float = 300.0  # farther is far; measured by benchmarks.live_gang
+    min_boundary_us: float = 300.0  # farther is far; measured by benchmarks.kernels.live_gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ class Shedding:
     """Beyond two seconds of late work the oldest of the lowest class is refused, and the newest best effort."""
 
     enabled: bool = True
-    max_late_us: float = 2_000_000.0  # of the whole machine's time may wait; measured by benchmarks.ablation
+    max_late_us: float = 2_000_000.0  # of the whole machine's time may wait; measured by benchmarks.scheduling.ablation
     room_share: float = 1 / 8  # of that is made at once; bound
     min_waiting: int = 32  # requests; fewer are no overload, and so many of best effort may wait; bound
 
@@ -281,8 +282,8 @@ class BatchingConfig:
     min_gang_gain_share: float = 0.05  # of one gang over several, for rows that are requests; by benchmarks.batching
     gang_loss_share: float = 0.5  # what one gang loses in addition, of what others take from a gang of one core
     error_steps: int = 20  # that loss is rounded to twentieths; bound
-    gang_us: float = 50.0  # a further gang: a lease to write, to send, to hear of; measured by benchmarks.live_gang
-    round_us: float = 250.0  # from the end of a part to the next one on its cores; measured by benchmarks.live_gang
+    gang_us: float = 50.0  # a further gang: a lease to write, to send, to hear of; by benchmarks.kernels.live_gang
+    round_us: float = 250.0  # from the end of a part to the next one on its cores; by benchmarks.kernels.live_gang
     unknown_doubt: float = 1.0  # of a time that too few runs stand behind
     max_steps: int = 128  # more rows are counted in steps of 2, 4, ...: finer than what is measured
     max_queue_rows: int = 1024  # in a longer queue the next batch is the same; bound

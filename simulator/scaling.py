@@ -2,7 +2,7 @@
 
 A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c - 1)`:
 
-- `turn`: what a further rank adds to an advance from one layer to the next, measured by `benchmarks.gang`;
+- `turn`: what a further rank adds to an advance from one layer to the next, measured by `benchmarks.kernels.gang`;
 - `serial` and `parallel`: Amdahl's law through the times on one core and on the most that were measured, after tasks
   and turns are taken into account. What a gang loses for whatever reason (memory, kernel, other ranks) is `serial`: the
   pessimistic reading of two points. Versions of a layer have their mean shares of both: two points each say too little
@@ -42,7 +42,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel
 
 Floats = NDArray[np.float64]
-TURN_US = 0.2  # benchmarks.gang on a quiet machine: two ranks 0.17 to 0.22 us
+TURN_US = 0.2  # benchmarks.kernels.gang on a quiet machine: two ranks 0.17 to 0.22 us
 MOST_ROWS = 1024  # batches are predicted up to here
 LEVEL_OF_A_FULL_CORE = 0.36  # the level that a core at full bandwidth makes for the other one of two
 MAX_SLOPE = 4.0  # larger ones, and negative ones, are of layers of some microseconds: noise

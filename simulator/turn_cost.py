@@ -1,9 +1,9 @@
 """Processor time beside `decide`: of the scheduler's turns, which passes on the virtual clock, and of front ends.
 
-The scheduler's numbers are those of `python -m benchmarks.turn_cost`, Sapphire Rapids, 2026-11-29, beside other work:
-whole turns of the live process under a policy whose decisions take next to nothing. Two runs differ much
+The scheduler's numbers are those of `python -m benchmarks.scheduling.turn_cost`, Sapphire Rapids, 2026-11-29, beside
+other work: whole turns of the live process under a policy whose decisions take next to nothing. Two runs differ much
 (`docs/measurements/simulator.md`); these are of the run beside less work. In it the events of a turn share less.
-Those of front ends are of `python -m benchmarks.frontend`, Zen 4, eight clients: 16 floats, an image of 602 KB.
+Those of front ends are of `python -m benchmarks.front_end`, Zen 4, eight clients: 16 floats, an image of 602 KB.
 """
 
 import math

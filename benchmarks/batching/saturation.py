@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.batching.setup import TIMEOUT_S, Setting, counted, gangway
 from benchmarks.batching.turns import Turns
+from benchmarks.front_end.transports import ALIGNED, in_region, region_with
 from benchmarks.peers.onnxruntime_peer import onnxruntime_peer, pinned, timed_ms
 from benchmarks.peers.triton_server import Configuration, triton_server
-from benchmarks.transports import ALIGNED, in_region, region_with
 from testing.load import RIGHT, Load, LoadProcess, raw_channel
 from testing.reference import Example, repeated
 from testing.report import Report, Row

@@ -1,7 +1,7 @@
 """The scheduling policies by name, as `--scheduler` and `gangway simulate --policy` take them.
 
 `gangway:without=PART+PART` is the default policy without some of its parts (`policy_config.PolicyConfig.parts`), as
-`benchmarks/ablation.py` compares them. It is for measurements only.
+`benchmarks/scheduling/ablation.py` compares them. It is for measurements only.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.batch_layers import WAYS, by_operator, largest_differences, layer_rows, measure, total_row
+from benchmarks.kernels.batch_layers import WAYS, by_operator, largest_differences, layer_rows, measure, total_row
 from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 

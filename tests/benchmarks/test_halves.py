@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from benchmarks.halves import halved
+from benchmarks.precision.halves import halved
 from testing.reference import example_of
 
 

@@ -1,4 +1,4 @@
-"""The ensemble of `benchmarks.pipeline`: Python, ONNX and Python, answered as numpy and onnxruntime compute it."""
+"""The ensemble of `benchmarks.python_models.pipeline` is answered as numpy and onnxruntime compute it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.pipeline.repository import CLASSIFIER, asked, echo_asked, write_pipeline
+from benchmarks.python_models.pipeline.repository import CLASSIFIER, asked, echo_asked, write_pipeline
 from testing.live_server import live_server
 from testing.load import is_right, raw_channel, raw_infer
 from testing.repository import onnx_file

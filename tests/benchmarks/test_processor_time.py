@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.processor_time import least_ms
+from benchmarks.precision.processor_time import least_ms
 
 
 def test_waiting_is_no_processor_time_and_the_first_turn_does_not_count() -> None:

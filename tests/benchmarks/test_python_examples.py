@@ -1,9 +1,9 @@
-"""What is said of a client of an example. To run them all: `python -m benchmarks.python_examples`."""
+"""What is said of a client of an example. To run them all: `python -m benchmarks.python_models.examples`."""
 
 import sys
 from pathlib import Path
 
-from benchmarks.python_examples import Client, Workplace
+from benchmarks.python_models.examples import Client, Workplace
 
 
 def test_the_end_of_a_client_decides(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.replay.__main__ import CORES, MIX, TARGET, replay
+from benchmarks.simulator.replay import CORES, MIX, TARGET, replay
 
 # A run is judged by what others did meanwhile and how steady the machine was, never by its result.
 OTHERS_AT_MOST = 0.06  # of the cores

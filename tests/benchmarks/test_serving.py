@@ -1,4 +1,4 @@
-"""What the verdicts of `benchmarks.serving` and `benchmarks.overload` rest on."""
+"""What the verdicts of `benchmarks.serving` and `benchmarks.serving.overload` rest on."""
 
 import json
 import math
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from benchmarks.overload import Sample, chained, recovery_s, thirds
 from benchmarks.peers.triton_server import CONFIGURATIONS
 from benchmarks.peers.triton_server import write_repository as write_triton_repository
+from benchmarks.serving.overload import Sample, chained, recovery_s, thirds
 from benchmarks.serving.points import (
     ALL,
     EACH,

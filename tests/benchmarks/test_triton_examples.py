@@ -1,9 +1,9 @@
-"""How Triton's client examples are called. To run them all: `python -m benchmarks.triton_examples`."""
+"""How Triton's client examples are called. To run them all: `python -m benchmarks.other_clients.triton_examples`."""
 
 import pytest
 
-from benchmarks.triton_examples.__main__ import run_example
-from benchmarks.triton_examples.example_list import examples_of
+from benchmarks.other_clients.triton_example_list import examples_of
+from benchmarks.other_clients.triton_examples import run_example
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A network of branches at its true size, compiled, against onnxruntime.
 
 Residual and depthwise networks are the models that every test run compiles (`test_models.py`), transformers are tested
-small (`test_transformers.py`); `python -m benchmarks.models --models all` checks the answers of the whole zoo.
+small (`test_transformers.py`); `python -m benchmarks.kernels.models --models all` checks the answers of the whole zoo.
 """
 
 from collections.abc import Callable

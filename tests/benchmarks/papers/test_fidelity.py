@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decisions import highest_rates
 from benchmarks.papers.fidelity import headline, page_text, reproduced
 from benchmarks.papers.results import Results
 from benchmarks.papers.veltair_latency import LOADS
@@ -23,6 +22,7 @@ from benchmarks.papers.veltair_rates import (
     read_rows,
     scenario_of,
 )
+from benchmarks.scheduling.decisions import highest_rates
 from gangway.simulator.rates import QUERIES, capacity_bound
 
 ROOT = Path(__file__).parents[3]

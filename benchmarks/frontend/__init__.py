@@ -1,1 +1,0 @@
-"""The front end over gRPC beside its peers: `python -m benchmarks.frontend`."""

@@ -1,0 +1,1 @@
+"""Several servers: routers, placement, Ray, the check of a large machine."""

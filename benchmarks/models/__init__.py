@@ -1,1 +1,0 @@
-"""Whole models beside onnxruntime and OpenVINO: `python -m benchmarks.models`."""

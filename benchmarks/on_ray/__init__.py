@@ -1,1 +1,0 @@
-"""Servers as replicas of a Ray deployment: `deploy/ray`."""

@@ -1,1 +1,0 @@
-"""Triton's perf_analyzer against our server: `python -m benchmarks.perf_analyzer`."""

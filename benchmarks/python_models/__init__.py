@@ -1,0 +1,1 @@
+"""Python models beside Triton's: examples, pipelines, streams."""

@@ -1,1 +1,0 @@
-"""One trace live and simulated: `python -m benchmarks.replay`."""

@@ -1,0 +1,1 @@
+"""Policies and the scheduler: what parts, decisions and turns cost or gain."""

@@ -1,0 +1,1 @@
+"""From a start to the first answer: `python -m benchmarks.startup`; loading, container images."""

@@ -1,1 +1,0 @@
-"""Triton's client examples against our server: `python -m benchmarks.triton_examples`."""

@@ -1,1 +1,0 @@
-"""Where the time of a single request goes: `python -m benchmarks.way`."""
