@@ -13,21 +13,13 @@ from typing import Any
 import msgspec
 
 from gangway.base.command_line import CommandParser
+from gangway.base.flags import OptionError, add_flags, common_flags, from_flags, read_flags
 from gangway.base.python_process import start_of
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
-from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
-from gangway.server.options.server import (
-    GENERAL,
-    LOGS,
-    MODELS,
-    REPOSITORY,
-    TRACES,
-    GeneralOptions,
-    ModelOptions,
-    RepositoryOptions,
-)
-from gangway.server.options.values import FlagGroup, OptionError, boolean, integer
+from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOptions
+from gangway.server.options.server import GeneralOptions, LogFlags, ModelOptions, RepositoryOptions, TraceFlags
+from gangway.server.options.values import boolean, integer
 from gangway.server.process_options import as_stdin
 from gangway.server.tracing.settings import TraceConfig
 
@@ -98,13 +90,6 @@ REFUSED = (
 )
 
 
-@dataclass(frozen=True)
-class CompatibilityOptions:
-    """`warnings`: a sentence for each flag that was given and has no effect."""
-
-    warnings: tuple[str, ...] = ()
-
-
 class _Accept(argparse.Action):
     """Remembers that a flag was given."""
 
@@ -120,15 +105,13 @@ class _Accept(argparse.Action):
             setattr(namespace, self.dest, (*given, self.option_strings[0]))
 
 
-def add_accepted_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags that are accepted."""
+def _add_accepted_flags(parser: argparse._ArgumentGroup) -> None:
     for flag in ACCEPTED:
         parser.add_argument(flag.name, action=_Accept, dest="without_effect", default=(), type=flag.parse,
             metavar=flag.metavar, help=flag.reason)  # fmt: skip
 
 
-def add_refused_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags that are refused."""
+def _add_refused_flags(parser: argparse._ArgumentGroup) -> None:
     for flag in REFUSED:
         parser.add_argument(flag.name, type=_refused(flag), metavar=flag.metavar, help=flag.reason)
 
@@ -144,13 +127,16 @@ def _refused(flag: TritonFlag) -> Callable[[str], bool]:
     return parse
 
 
-def read_compatibility(arguments: argparse.Namespace) -> CompatibilityOptions:
-    """Return the values."""
+def _without_effect(arguments: argparse.Namespace) -> tuple[str, ...]:
     reasons = {flag.name: flag.reason for flag in ACCEPTED}
-    return CompatibilityOptions(tuple(f"{name} has no effect: {reasons[name]}" for name in arguments.without_effect))
+    return tuple(f"{name} has no effect: {reasons[name]}" for name in arguments.without_effect)
 
 
-COMPATIBILITY = FlagGroup(ACCEPTED_TITLE, add_accepted_flags, read_compatibility)
+@dataclass(frozen=True)
+class CompatibilityOptions:
+    """`warnings`: a sentence for each flag that was given and has no effect."""
+
+    warnings: tuple[str, ...] = from_flags("", _without_effect, _add_accepted_flags, default=())
 
 
 _VISIBLE = "every user of this machine can read the key in the list of processes; @FILE has it read from a file"
@@ -160,9 +146,9 @@ _VISIBLE = "every user of this machine can read the key in the list of processes
 class ServeOptions:
     """What the command line said. Every value has a default, so that a test names only what it is about."""
 
-    general: GeneralOptions = field(default_factory=GeneralOptions)
     repository: RepositoryOptions = field(default_factory=RepositoryOptions)
     models: ModelOptions = field(default_factory=ModelOptions)
+    general: GeneralOptions = field(default_factory=GeneralOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
@@ -222,41 +208,17 @@ requests, finish the running ones and exit with 0.
 """
 
 USAGE = "gangway serve MODELS... [OPTIONS]"
-# What most servers are started with: --help shows no more than fits a screen.
-COMMON = (
-    "--model-repository",
-    "--model-control-mode",
-    "--repository-poll-secs",
-    "--load-model",
-    "--exit-on-error",
-    "--cache-config",
-    "--batching",
-    "--precision",
-    "--serve-while-compiling",
-    "--cores",
-    "--cache-dir",
-    "--scheduler",
-    "--no-profile",
-    "--grpc-port",
-    "--grpc-address",
-    "--http-port",
-    "--http-address",
-    "--metrics-port",
-    "--trace-config",
-    "--log-verbose",
-    "--log-file",
-)
-# By their fields in ServeOptions, in the order of the help.
-GROUPS: Mapping[str, FlagGroup] = {
-    "repository": REPOSITORY,
-    "models": MODELS,
-    "general": GENERAL,
-    "grpc": GRPC,
-    "http": HTTP,
-    "metrics": METRICS,
-    "traces": TRACES,
-    "logs": LOGS,
-    "compatibility": COMPATIBILITY,
+# The titles of flags in the help.
+GROUPS: Mapping[str, type] = {
+    "model repository": RepositoryOptions,
+    "models": ModelOptions,
+    "server": GeneralOptions,
+    "gRPC": GrpcOptions,
+    "HTTP": HttpOptions,
+    "metrics": MetricsOptions,
+    "traces": TraceFlags,
+    "log": LogFlags,
+    ACCEPTED_TITLE: CompatibilityOptions,
 }
 
 
@@ -265,15 +227,15 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="gangway serve",
         usage=USAGE,
-        common=COMMON,
+        common=[name for options in GROUPS.values() for name in common_flags(options)],
         usage_hint=f"usage: {USAGE}; --help-all lists all flags",
         description=DESCRIPTION,
         epilog=EPILOG,
         allow_abbrev=False,
     )
-    for group in GROUPS.values():
-        group.add(parser.add_argument_group(group.title))
-    add_refused_flags(parser.add_argument_group(REFUSED_TITLE))
+    for title, options in GROUPS.items():
+        add_flags(options, parser.add_argument_group(title))
+    _add_refused_flags(parser.add_argument_group(REFUSED_TITLE))
     return parser
 
 
@@ -282,7 +244,17 @@ def parse_options(argv: list[str]) -> ServeOptions:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
-        options = ServeOptions(**{name: group.read(arguments) for name, group in GROUPS.items()})
+        options = ServeOptions(
+            read_flags(RepositoryOptions, arguments),
+            read_flags(ModelOptions, arguments),
+            read_flags(GeneralOptions, arguments),
+            read_flags(GrpcOptions, arguments),
+            read_flags(HttpOptions, arguments),
+            read_flags(MetricsOptions, arguments),
+            read_flags(TraceFlags, arguments).config,
+            read_flags(LogFlags, arguments).settings,
+            read_flags(CompatibilityOptions, arguments),
+        )
         check_front_ends(options)
     except OptionError as error:
         parser.error(f"argument {error.flag}: {error}")

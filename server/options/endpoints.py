@@ -3,24 +3,14 @@
 import argparse
 import os
 from argparse import ArgumentTypeError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
+from gangway.base.flags import OptionError, flag, from_flags, nested
 from gangway.server.access import UNIX, Category, Restrictions, TlsError, TlsFiles, check_files, listen_target
-from gangway.server.options.values import (
-    FlagGroup,
-    OptionError,
-    add_flags,
-    boolean,
-    flag,
-    integer,
-    pattern,
-    port,
-    read_flags,
-    readable_file,
-    restriction,
-    restrictions,
-)
+from gangway.server.options.values import boolean, integer, pattern, port, readable_file, restriction, restrictions
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB
 MIN_MESSAGE_BYTES = 1024
@@ -66,6 +56,60 @@ def _compression(text: str) -> Compression:
         raise ArgumentTypeError(f"{text!r} is none of {', '.join(Compression)}") from None
 
 
+def _grpc_address(address: str) -> str:
+    if address.startswith(UNIX) and not 0 < len(os.fsencode(address.removeprefix(UNIX))) <= MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"the path of a socket has 1 to {MAX_UNIX_PATH_BYTES} bytes")
+    return address
+
+
+def _add_tls_flags(protocol: str, parser: argparse._ArgumentGroup) -> None:
+    add = parser.add_argument
+    add(f"--{protocol}-use-ssl", type=boolean, default=False, metavar="BOOL", help="speak TLS only (false)")
+    add(f"--{protocol}-use-ssl-mutual", type=boolean, default=False, metavar="BOOL",
+        help="speak TLS only, and only with clients whose certificate the root certificate signs (false)")  # fmt: skip
+    add(f"--{protocol}-server-cert", type=readable_file, metavar="FILE", help="the server's certificate chain, PEM")
+    add(f"--{protocol}-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
+    add(f"--{protocol}-root-cert", type=readable_file, metavar="FILE",
+        help="certificates that sign those of clients, PEM")  # fmt: skip
+
+
+def _tls(protocol: str, arguments: argparse.Namespace) -> TlsFiles | None:
+    """Return the files of TLS, None without it. Raises OptionError."""
+    mutual, files = _tls_flags(protocol, arguments)
+    if mutual is None:
+        return None
+    for name, file in files.items():
+        if file is None and (mutual or name != "root-cert"):
+            why = f"--{protocol}-use-ssl-mutual" if mutual else f"--{protocol}-use-ssl"
+            raise OptionError(f"--{protocol}-{name}", f"is needed for {why}")
+    certificate, key, root = files.values()
+    tls = TlsFiles(certificate, key, root if mutual else None, mutual)
+    try:
+        check_files(tls)
+    except TlsError as error:
+        which = "root-cert" if error.file == tls.root else "server-cert"
+        raise OptionError(f"--{protocol}-{which}", str(error)) from None
+    return tls
+
+
+def _tls_warnings(protocol: str, arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return what is said of files that have no effect."""
+    mutual, files = _tls_flags(protocol, arguments)
+    if mutual:
+        return ()
+    needed = f"--{protocol}-use-ssl" if mutual is None else f"--{protocol}-use-ssl-mutual"
+    unused = [name for name, file in files.items() if file and (mutual is None or name == "root-cert")]
+    return tuple(f"--{protocol}-{name} has no effect without {needed}=true" for name in unused)
+
+
+def _tls_flags(protocol: str, arguments: argparse.Namespace) -> tuple[bool | None, dict[str, Any]]:
+    """Return whether clients need a certificate (None: no TLS), and the files by the ends of their flags' names."""
+    given = vars(arguments)
+    mutual = given[f"{protocol}_use_ssl_mutual"]
+    files = {name: given[f"{protocol}_{name.replace('-', '_')}"] for name in ("server-cert", "server-key", "root-cert")}
+    return mutual or (False if given[f"{protocol}_use_ssl"] else None), files
+
+
 @dataclass(frozen=True)
 class GrpcOptions:
     """Where to listen (port 0: any free one; "unix:PATH" has no port), for which clients, and the longest message both
@@ -74,8 +118,8 @@ class GrpcOptions:
 
     allowed: bool = flag("--allow-grpc", True, type=boolean, metavar="BOOL", help="serve gRPC (true)")
     port: int = flag("--grpc-port", 8001, type=port, metavar="PORT",
-        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
-    address: str = flag("--grpc-address", "0.0.0.0", metavar="HOST",
+        is_common=True, help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = flag("--grpc-address", "0.0.0.0", metavar="HOST", read=_grpc_address, is_common=True,
         help="address to listen on, or unix:PATH (%(default)s)")  # fmt: skip
     reuse_port: bool = flag("--reuse-grpc-port", False, type=boolean, metavar="BOOL",
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
@@ -87,10 +131,13 @@ class GrpcOptions:
     compression: Compression = flag("--grpc-infer-response-compression-level", Compression.NONE, metavar="LEVEL",
         type=_compression, help="compress answers for clients that accept it: none, low, medium, high (none)",
     )  # fmt: skip
-    restrictions: Restrictions = field(default_factory=Restrictions)
-    tls: TlsFiles | None = None
-    keepalive: KeepaliveOptions = field(default_factory=KeepaliveOptions)
-    warnings: tuple[str, ...] = ()
+    restrictions: Restrictions = flag("--grpc-restricted-protocol", Restrictions(), type=restriction, action="append",
+        unless_given=[], read=restrictions, metavar="CATEGORY,...:KEY=VALUE|@FILE",
+        help="serve these methods only to clients that send the metadata triton-grpc-protocol-KEY: VALUE; may be given "
+        f"several times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
+    tls: TlsFiles | None = from_flags("", partial(_tls, "grpc"), partial(_add_tls_flags, "grpc"), default=None)
+    keepalive: KeepaliveOptions = nested(KeepaliveOptions)
+    warnings: tuple[str, ...] = from_flags("", partial(_tls_warnings, "grpc"), default=())
 
     @property
     def target(self) -> str:
@@ -100,71 +147,6 @@ class GrpcOptions:
         if self.address.startswith(UNIX):
             return self.address
         return listen_target(self.address, self.port)
-
-
-def add_grpc_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    add_flags(GrpcOptions, parser)
-    add = parser.add_argument
-    add("--grpc-restricted-protocol", type=restriction, action="append", default=[],
-        metavar="CATEGORY,...:KEY=VALUE|@FILE",
-        help="serve these methods only to clients that send the metadata triton-grpc-protocol-KEY: VALUE; may be given "
-        f"several times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
-    _add_tls_flags(parser, "grpc")
-    add_flags(KeepaliveOptions, parser)
-
-
-def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
-    """Return the values. Raises OptionError."""
-    address = arguments.grpc_address
-    if address.startswith(UNIX) and not 0 < len(os.fsencode(address.removeprefix(UNIX))) <= MAX_UNIX_PATH_BYTES:
-        raise OptionError("--grpc-address", f"the path of a socket has 1 to {MAX_UNIX_PATH_BYTES} bytes")
-    tls, warnings = _tls(arguments, "grpc")
-    return read_flags(
-        GrpcOptions,
-        arguments,
-        tls=tls,
-        keepalive=read_flags(KeepaliveOptions, arguments),
-        restrictions=restrictions("--grpc-restricted-protocol", arguments.grpc_restricted_protocol),
-        warnings=warnings,
-    )
-
-
-def _add_tls_flags(parser: argparse._ArgumentGroup, protocol: str) -> None:
-    add = parser.add_argument
-    add(f"--{protocol}-use-ssl", type=boolean, default=False, metavar="BOOL", help="speak TLS only (false)")
-    add(f"--{protocol}-use-ssl-mutual", type=boolean, default=False, metavar="BOOL",
-        help="speak TLS only, and only with clients whose certificate the root certificate signs (false)")  # fmt: skip
-    add(f"--{protocol}-server-cert", type=readable_file, metavar="FILE", help="the server's certificate chain, PEM")
-    add(f"--{protocol}-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
-    add(f"--{protocol}-root-cert", type=readable_file, metavar="FILE",
-        help="certificates that sign those of clients, PEM")  # fmt: skip
-
-
-def _tls(arguments: argparse.Namespace, protocol: str) -> tuple[TlsFiles | None, tuple[str, ...]]:
-    """Return the files of TLS, None without it, and what has no effect. Raises OptionError."""
-    given = vars(arguments)
-    wants, mutual = given[f"{protocol}_use_ssl"], given[f"{protocol}_use_ssl_mutual"]
-    certificate, key, root = (given[f"{protocol}_{name}"] for name in ("server_cert", "server_key", "root_cert"))
-    files = {"server-cert": certificate, "server-key": key, "root-cert": root}
-    if not (wants or mutual):
-        unused = [f"--{protocol}-{name}" for name, file in files.items() if file]
-        return None, tuple(f"{flag} has no effect without --{protocol}-use-ssl=true" for flag in unused)
-    for name, file in files.items():
-        if file is None and (mutual or name != "root-cert"):
-            why = f"--{protocol}-use-ssl-mutual" if mutual else f"--{protocol}-use-ssl"
-            raise OptionError(f"--{protocol}-{name}", f"is needed for {why}")
-    tls = TlsFiles(certificate, key, root if mutual else None, mutual)
-    try:
-        check_files(tls)
-    except TlsError as error:
-        which = "root-cert" if error.file == tls.root else "server-cert"
-        raise OptionError(f"--{protocol}-{which}", str(error)) from None
-    without_effect = f"--{protocol}-root-cert has no effect without --{protocol}-use-ssl-mutual=true"
-    return tls, (without_effect,) if root and not mutual else ()
-
-
-GRPC = FlagGroup("gRPC", add_grpc_flags, read_grpc)
 
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -179,8 +161,9 @@ class HttpOptions:
 
     allowed: bool = flag("--allow-http", True, type=boolean, metavar="BOOL", help="serve HTTP (true)")
     port: int = flag("--http-port", 8000, type=port, metavar="PORT",
-        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
-    address: str = flag("--http-address", "0.0.0.0", metavar="HOST", help="address to listen on (%(default)s)")
+        is_common=True, help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = flag("--http-address", "0.0.0.0", metavar="HOST", is_common=True,
+        help="address to listen on (%(default)s)")  # fmt: skip
     reuse_port: bool = flag("--reuse-http-port", False, type=boolean, metavar="BOOL",
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
     page: bool = flag("--allow-page", True, type=boolean, metavar="BOOL",
@@ -190,9 +173,12 @@ class HttpOptions:
         " writes it, it finds a match (none)")  # fmt: skip
     max_body_bytes: int = flag("--http-max-input-size", MAX_BODY_BYTES, type=integer(1), metavar="BYTES",
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
-    restrictions: Restrictions = field(default_factory=Restrictions)
-    tls: TlsFiles | None = None
-    warnings: tuple[str, ...] = ()
+    restrictions: Restrictions = flag("--http-restricted-api", Restrictions(), type=restriction, action="append",
+        unless_given=[], read=restrictions, metavar="CATEGORY,...:KEY=VALUE|@FILE",
+        help="serve these routes only to clients that send the header KEY: VALUE; may be given several times, or be "
+        f"lines of a file; categories: {', '.join(Category)}")  # fmt: skip
+    tls: TlsFiles | None = from_flags("", partial(_tls, "http"), partial(_add_tls_flags, "http"), default=None)
+    warnings: tuple[str, ...] = from_flags("", partial(_tls_warnings, "http"), default=())
 
     @property
     def target(self) -> str:
@@ -200,83 +186,22 @@ class HttpOptions:
         return listen_target(self.address, self.port) if self.allowed else ""
 
 
-def add_http_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    add_flags(HttpOptions, parser)
-    add = parser.add_argument
-    add("--http-restricted-api", type=restriction, action="append", default=[],
-        metavar="CATEGORY,...:KEY=VALUE|@FILE",
-        help="serve these routes only to clients that send the header KEY: VALUE; may be given several times, or be "
-        f"lines of a file; categories: {', '.join(Category)}")  # fmt: skip
-    _add_tls_flags(parser, "http")
-
-
-def read_http(arguments: argparse.Namespace) -> HttpOptions:
-    """Return the values. Raises OptionError."""
-    tls, warnings = _tls(arguments, "http")
-    return read_flags(
-        HttpOptions,
-        arguments,
-        restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
-        tls=tls,
-        warnings=warnings,
-    )
-
-
-HTTP = FlagGroup("HTTP", add_http_flags, read_http)
-
-
 COUNTERS, HISTOGRAMS = "counter_latencies", "histogram_latencies"
 _SUMMARIES = ("summary_latencies", "summary_quantiles")
 _NO_SUMMARIES = "summaries are not served: use the histograms gangway_*_duration_seconds, which add up over servers"
 
 
-@dataclass(frozen=True)
-class MetricsOptions:
-    """Whether metrics are served, where (port 0: any free one), and which.
-
-    `interval_ms`: least time that the machine's CPU utilization is a mean of. `cpu`: the machine's metrics.
-    `counters`: Triton's sums of latencies. `histograms`: Triton's histogram of the time to the first response.
-    `reuse_port`: several front ends have the port.
-    """
-
-    allow: bool = flag("--allow-metrics", True, type=boolean, metavar="BOOL", help="serve Prometheus metrics (true)")
-    port: int = flag("--metrics-port", 8002, type=port, metavar="PORT",
-        help="port of /metrics, 0 for any free one (%(default)s)")  # fmt: skip
-    address: str = flag("--metrics-address", "0.0.0.0", unless_given="", metavar="HOST",
-        help="address of /metrics (that of HTTP)")  # fmt: skip
-    interval_ms: int = flag("--metrics-interval-ms", 2000, type=integer(1), metavar="MS",
-        help="shortest time that nv_cpu_utilization is a mean of (%(default)s)")  # fmt: skip
-    cpu: bool = flag("--allow-cpu-metrics", True, type=boolean, metavar="BOOL",
-        help="serve CPU and memory of the machine (true)")  # fmt: skip
-    counters: bool = True
-    histograms: bool = False
-    reuse_port: bool = False
-
-    @property
-    def target(self) -> str:
-        """Where metrics are served: "host:port"; empty if nowhere."""
-        return listen_target(self.address, self.port) if self.allow else ""
+def _add_metrics_address(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--metrics-address", default="", metavar="HOST", help="address of /metrics (that of HTTP)")
 
 
-def add_metrics_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    add_flags(MetricsOptions, parser)
-    add = parser.add_argument
-    add("--metrics-config", type=_setting, action="append", default=[], metavar="KEY=VALUE",
+def _add_metrics_config(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--metrics-config", type=_setting, action="append", default=[], metavar="KEY=VALUE",
         help=f"{COUNTERS}=false: no sums of latencies; {HISTOGRAMS}=true: Triton's histogram, too")  # fmt: skip
 
 
-def read_metrics(arguments: argparse.Namespace) -> MetricsOptions:
-    """Return the values."""
-    settings = dict(arguments.metrics_config)
-    return read_flags(
-        MetricsOptions,
-        arguments,
-        address=arguments.metrics_address or arguments.http_address,
-        counters=settings.get(COUNTERS, MetricsOptions.counters),
-        histograms=settings.get(HISTOGRAMS, MetricsOptions.histograms),
-    )
+def _metrics_setting(key: str, default: bool, arguments: argparse.Namespace) -> bool:
+    return bool(dict(arguments.metrics_config).get(key, default))
 
 
 def _setting(text: str) -> tuple[str, bool]:
@@ -293,4 +218,29 @@ def _setting(text: str) -> tuple[str, bool]:
     return key, boolean(value)
 
 
-METRICS = FlagGroup("metrics", add_metrics_flags, read_metrics)
+@dataclass(frozen=True)
+class MetricsOptions:
+    """Whether metrics are served, where (port 0: any free one), and which.
+
+    `interval_ms`: least time that the machine's CPU utilization is a mean of. `cpu`: the machine's metrics.
+    `counters`: Triton's sums of latencies. `histograms`: Triton's histogram of the time to the first response.
+    `reuse_port`: several front ends have the port.
+    """
+
+    allow: bool = flag("--allow-metrics", True, type=boolean, metavar="BOOL", help="serve Prometheus metrics (true)")
+    port: int = flag("--metrics-port", 8002, type=port, metavar="PORT",
+        is_common=True, help="port of /metrics, 0 for any free one (%(default)s)")  # fmt: skip
+    address: str = from_flags("--metrics-address", lambda given: given.metrics_address or given.http_address,
+        _add_metrics_address, default="0.0.0.0")  # fmt: skip
+    interval_ms: int = flag("--metrics-interval-ms", 2000, type=integer(1), metavar="MS",
+        help="shortest time that nv_cpu_utilization is a mean of (%(default)s)")  # fmt: skip
+    cpu: bool = flag("--allow-cpu-metrics", True, type=boolean, metavar="BOOL",
+        help="serve CPU and memory of the machine (true)")  # fmt: skip
+    counters: bool = from_flags("", partial(_metrics_setting, COUNTERS, True), _add_metrics_config, default=True)
+    histograms: bool = from_flags("", partial(_metrics_setting, HISTOGRAMS, False), default=False)
+    reuse_port: bool = False
+
+    @property
+    def target(self) -> str:
+        """Where metrics are served: "host:port"; empty if nowhere."""
+        return listen_target(self.address, self.port) if self.allow else ""

@@ -4,32 +4,19 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from hashlib import sha256
+from operator import attrgetter, not_
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from gangway.artifact.format import Engine
 from gangway.artifact.precision import FP32, PRECISIONS
+from gangway.base.flags import flag, from_flags
 from gangway.executor.launch import available_cores, nodes_of
 from gangway.server.messages import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
-from gangway.server.options.values import (
-    INT32_MAX,
-    FlagGroup,
-    OptionError,
-    add_flags,
-    boolean,
-    flag,
-    folder,
-    integer,
-    own_flag,
-    read_flags,
-    readable_file,
-    seconds,
-    writable_file,
-)
+from gangway.server.options.values import INT32_MAX, boolean, folder, integer, readable_file, seconds, writable_file
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
 
 ALL_MODELS = "*"
@@ -57,70 +44,52 @@ class RemoteSource:
         return self.url.partition("://")[0]
 
 
-@dataclass(frozen=True)
-class RepositoryOptions:
-    """`folders` hold one folder per model, those of the copies of `remotes`, too; `files` are models. `mode`: who
-    decides what is loaded after the start.
-
-    `load_models` (explicit only): names to load at the start; ALL_MODELS alone means every one. `complete_configs`:
-    what a configuration leaves out is taken from the model. Times are in seconds, 0: never.
-    """
-
-    folders: tuple[Path, ...] = ()
-    mode: Mode = flag("--model-control-mode", "none", choices=get_args(Mode),
-        help="none: load every model at the start; poll: follow changes of the repository; "
-        "explicit: load and unload what clients ask for (none)")  # fmt: skip
-    poll_seconds: float = flag("--repository-poll-secs", 15.0, type=seconds, metavar="SECONDS",
-        help="poll: how often to look for changes, 0: never (15)")  # fmt: skip
-    load_models: tuple[str, ...] = flag("--load-model", (), action="append", unless_given=[], metavar="NAME",
-        help="explicit: load this model at the start; may be given several times; `*` alone: every one")  # fmt: skip
-    strict_readiness: bool = flag("--strict-readiness", True, type=boolean, metavar="BOOL",
-        help="the server is ready only while every model is (true)")  # fmt: skip
-    exit_on_error: bool = flag("--exit-on-error", False, type=boolean, metavar="BOOL",
-        help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
-    complete_configs: bool = flag("--disable-auto-complete-config", True, action="store_true", unless_given=False,
-        help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
-    files: tuple[ModelFile, ...] = ()
-    remotes: tuple[RemoteSource, ...] = ()
-
-
-def add_repository_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
+def _add_sources(parser: argparse._ArgumentGroup) -> None:
     add = parser.add_argument
     add("models", nargs="*", type=_source, metavar="MODELS",
         help="folders of models, and ONNX files, each a model with the name of its file; NAME=FILE gives another"
         " name; also s3://, gs://, hf:// and https:// URLs")  # fmt: skip
     add("--model-repository", "--model-store", action="append", default=[], type=_source,
         metavar="DIR", help="the same as MODELS; may be given several times")  # fmt: skip
-    add_flags(RepositoryOptions, parser)
 
 
-def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
-    """Return the values. Raises OptionError."""
-    sources = [*arguments.models, *arguments.model_repository]
-    if not sources:
-        raise OptionError("MODELS", "name a folder of models or an ONNX file")
-    remotes = tuple(_remote(source, arguments.cache_dir) for source in sources if isinstance(source, str))
-    folders = tuple(source for source in sources if isinstance(source, Path))
-    files = tuple(source for source in sources if isinstance(source, tuple))
-    files += tuple(file for folder in folders for file in _files_of(folder))
+def _sources(arguments: argparse.Namespace) -> list[Path | ModelFile | str]:
+    return [*arguments.models, *arguments.model_repository]
+
+
+def _folders(arguments: argparse.Namespace) -> tuple[Path, ...]:
+    if not (sources := _sources(arguments)):
+        raise ValueError("name a folder of models or an ONNX file")
+    given = (source for source in sources if isinstance(source, Path))
+    return (*given, *(remote.folder for remote in _remotes(arguments)))
+
+
+def _files(arguments: argparse.Namespace) -> tuple[ModelFile, ...]:
+    sources = _sources(arguments)
+    files = [source for source in sources if isinstance(source, tuple)]
+    files += [file for source in sources if isinstance(source, Path) for file in _files_of(source)]
     for name, count in Counter(name for name, _ in files).items():
         if count > 1:
-            raise OptionError("MODELS", f"{count} files are models called {name!r}: give another name, as NAME=FILE")
+            raise ValueError(f"{count} files are models called {name!r}: give another name, as NAME=FILE")
+    return tuple(files)
+
+
+def _remotes(arguments: argparse.Namespace) -> tuple[RemoteSource, ...]:
+    return tuple(_remote(source, arguments.cache_dir) for source in _sources(arguments) if isinstance(source, str))
+
+
+def _add_load_model(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--load-model", action="append", default=[], metavar="NAME",
+        help="explicit: load this model at the start; may be given several times; `*` alone: every one")  # fmt: skip
+
+
+def _load_models(arguments: argparse.Namespace) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(arguments.load_model))
     if names and arguments.model_control_mode != "explicit":
-        raise OptionError("--load-model", "only with --model-control-mode=explicit")
+        raise ValueError("only with --model-control-mode=explicit")
     if ALL_MODELS in names and len(names) > 1:
-        raise OptionError("--load-model", f"{ALL_MODELS} is possible only alone")
-    return read_flags(
-        RepositoryOptions,
-        arguments,
-        folders=(*folders, *(remote.folder for remote in remotes)),
-        files=files,
-        remotes=remotes,
-        load_models=names,
-        complete_configs=not arguments.disable_auto_complete_config,
-    )
+        raise ValueError(f"{ALL_MODELS} is possible only alone")
+    return names
 
 
 def _files_of(folder: Path) -> tuple[ModelFile, ...]:
@@ -153,7 +122,7 @@ def _remote(text: str, cache_dir: Path) -> RemoteSource:
     if url.partition("?")[0].endswith(ONNX_SUFFIX):
         name = name or url.partition("?")[0].rpartition("/")[2].removesuffix(ONNX_SUFFIX)
     elif name:
-        raise OptionError("MODELS", f"{text}: only an ONNX file can be given a name")
+        raise ValueError(f"{text}: only an ONNX file can be given a name")
     return RemoteSource(url, cache_dir / COPIES / sha256(text.encode()).hexdigest()[:16], name)
 
 
@@ -164,12 +133,38 @@ def _model_file(path: Path, name: str) -> ModelFile:
     return name, path
 
 
-REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository)
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """`folders` hold one folder per model, those of the copies of `remotes`, too; `files` are models. `mode`: who
+    decides what is loaded after the start.
+
+    `load_models` (explicit only): names to load at the start; ALL_MODELS alone means every one. `complete_configs`:
+    what a configuration leaves out is taken from the model. Times are in seconds, 0: never.
+    """
+
+    folders: tuple[Path, ...] = from_flags("MODELS", _folders, _add_sources, ("--model-repository",), default=())
+    mode: Mode = flag("--model-control-mode", "none", is_common=True, choices=get_args(Mode),
+        help="none: load every model at the start; poll: follow changes of the repository; "
+        "explicit: load and unload what clients ask for (none)")  # fmt: skip
+    poll_seconds: float = flag("--repository-poll-secs", 15.0, is_common=True, type=seconds, metavar="SECONDS",
+        help="poll: how often to look for changes, 0: never (15)")  # fmt: skip
+    load_models: tuple[str, ...] = from_flags("--load-model", _load_models, _add_load_model, ("--load-model",),
+        default=())  # fmt: skip
+    strict_readiness: bool = flag("--strict-readiness", True, type=boolean, metavar="BOOL",
+        help="the server is ready only while every model is (true)")  # fmt: skip
+    exit_on_error: bool = flag("--exit-on-error", False, is_common=True, type=boolean, metavar="BOOL",
+        help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
+    complete_configs: bool = flag("--disable-auto-complete-config", True, action="store_true", unless_given=False,
+        read=not_,
+        help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
+    files: tuple[ModelFile, ...] = from_flags("MODELS", _files, default=())
+    remotes: tuple[RemoteSource, ...] = from_flags("MODELS", _remotes, default=())
 
 
 BATCH_SETTING = "default-max-batch-size"
 ENVIRONMENT_SETTING = ("python", "execution-env-path")
 START_SETTING = ("python", "stub-timeout-seconds")
+DEFAULT_START_SECONDS = 600
 MAX_START_SECONDS = 86400
 BACKEND = Engine.ONNXRUNTIME.value
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
@@ -178,88 +173,38 @@ RATE_LIMIT_MODES = ("off", "execution_count")
 BATCHING_MODES = ("auto", "off")
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split.
-    `precision`: of models whose configuration names none.
-
-    `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
-    `python_environment`: of Python models whose configuration names none; empty: the server's own.
-    `python_start_seconds`: how long an instance of one may take until it is initialised. `strict_python_outputs`: their
-    answers must be as their configurations say. `serve_while_compiling`: onnxruntime serves models until they are
-    compiled, whose configurations do not say whether.
-    `warnings`: a sentence for each setting that has no effect.
-    """
-
-    cache_bytes: int = 0
-    rates: RateLimits = field(default_factory=RateLimits)
-    batching: bool = True
-    precision: str = FP32
-    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    python_environment: str = ""
-    python_start_seconds: int = 600
-    strict_python_outputs: bool = False
-    serve_while_compiling: bool = False
-    warnings: tuple[str, ...] = ()
-
-
-def add_models_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    add = parser.add_argument
-    add("--cache-config", type=_cache_bytes, default=0, metavar="local,size=BYTES",
-        help="memory for answers of models with `response_cache { enable: true }` (none)")  # fmt: skip
-    add("--rate-limit", choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
-        help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
-    add("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
-        help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
-    add("--backend-config", type=backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
-        help="default-max-batch-size=N: the batch of models without a configuration"
-        f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
-        " python,stub-timeout-seconds=N: how long `initialize` of one may take"
-        f" ({ModelOptions.python_start_seconds}); other settings have no effect")  # fmt: skip
-    add("--strict-python-outputs", action="store_true",
-        help="refuse answers of Python models with outputs, types or shapes that their configurations have not, instead"
-        " of passing them on as they are, with a warning")  # fmt: skip
-    add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
-        help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
-    add("--precision", choices=PRECISIONS, default=ModelOptions.precision,
-        help="of products in kernels, in models whose configuration names none (%(default)s)")  # fmt: skip
-    add("--serve-while-compiling", action="store_true",
-        help="have onnxruntime serve models that are not in the cache until they are compiled, instead of their being"
-        " ready only then")  # fmt: skip
-
-
-def read_models(arguments: argparse.Namespace) -> ModelOptions:
-    """Return the values."""
-    enabled = arguments.rate_limit != RATE_LIMIT_MODES[0]
-    rates = RateLimits(enabled, tuple(arguments.rate_limit_resource))
-    ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
-    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING), ",".join(START_SETTING)}
-    reason = "has no effect: config.pbtxt says how a model is executed"
-    return ModelOptions(
-        arguments.cache_config,
-        rates,
-        arguments.batching != BATCHING_MODES[1],
-        arguments.precision,
-        _default_max_batch_size(arguments.backend_config),
-        _python_environment(arguments.backend_config),
-        int(_last(arguments.backend_config, START_SETTING, str(ModelOptions.python_start_seconds))),
-        arguments.strict_python_outputs,
-        arguments.serve_while_compiling,
-        tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
-    )
-
-
 def _default_max_batch_size(settings: Sequence[BackendSetting]) -> int:
     """Return the last one that is given; what is for the backend goes before what is for all."""
     of_all = _last(settings, ("", BATCH_SETTING), str(DEFAULT_MAX_BATCH_SIZE))
     return int(_last(settings, (BACKEND, BATCH_SETTING), of_all))
 
 
-def _python_environment(settings: Sequence[BackendSetting]) -> str:
+def _python_environment(arguments: argparse.Namespace) -> str:
     """Return an absolute path; empty if none is given."""
-    given = _last(settings, ENVIRONMENT_SETTING, "")
+    given = _last(arguments.backend_config, ENVIRONMENT_SETTING, "")
     return given and str(Path(given).absolute())
+
+
+def _python_start_seconds(arguments: argparse.Namespace) -> int:
+    return int(_last(arguments.backend_config, START_SETTING, str(DEFAULT_START_SECONDS)))
+
+
+def _without_effect(arguments: argparse.Namespace) -> tuple[str, ...]:
+    ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
+    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING), ",".join(START_SETTING)}
+    reason = "has no effect: config.pbtxt says how a model is executed"
+    return tuple(f"--backend-config={name} {reason}" for name in sorted(ignored))
+
+
+def _add_rate_limits(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--rate-limit", choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
+        help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
+    parser.add_argument("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
+        help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
+
+
+def _rate_limits(arguments: argparse.Namespace) -> RateLimits:
+    return RateLimits(arguments.rate_limit != RATE_LIMIT_MODES[0], tuple(arguments.rate_limit_resource))
 
 
 def _last(settings: Sequence[BackendSetting], setting: tuple[str, str], default: str) -> str:
@@ -307,7 +252,42 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
 
 
-MODELS = FlagGroup("models", add_models_flags, read_models)
+@dataclass(frozen=True)
+class ModelOptions:
+    """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split.
+    `precision`: of models whose configuration names none.
+
+    `default_max_batch_size`: of models without a configuration whose first dimension may be a batch.
+    `python_environment`: of Python models whose configuration names none; empty: the server's own.
+    `python_start_seconds`: how long an instance of one may take until it is initialised. `strict_python_outputs`: their
+    answers must be as their configurations say. `serve_while_compiling`: onnxruntime serves models until they are
+    compiled, whose configurations do not say whether.
+    `warnings`: a sentence for each setting that has no effect.
+    """
+
+    cache_bytes: int = flag("--cache-config", 0, type=_cache_bytes, is_common=True, metavar="local,size=BYTES",
+        help="memory for answers of models with `response_cache { enable: true }` (none)")  # fmt: skip
+    rates: RateLimits = from_flags("", _rate_limits, _add_rate_limits, default_factory=RateLimits)
+    default_max_batch_size: int = flag("--backend-config", DEFAULT_MAX_BATCH_SIZE, type=backend_setting,
+        action="append", unless_given=[], read=_default_max_batch_size, metavar="[BACKEND,]SETTING=VALUE",
+        help="default-max-batch-size=N: the batch of models without a configuration"
+        f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
+        f" python,stub-timeout-seconds=N: how long `initialize` of one may take ({DEFAULT_START_SECONDS});"
+        " other settings have no effect")  # fmt: skip
+    python_environment: str = from_flags("", _python_environment, default="")
+    python_start_seconds: int = from_flags("", _python_start_seconds, default=DEFAULT_START_SECONDS)
+    strict_python_outputs: bool = flag("--strict-python-outputs", False, action="store_true",
+        help="refuse answers of Python models with outputs, types or shapes that their configurations have not, instead"
+        " of passing them on as they are, with a warning")  # fmt: skip
+    batching: bool = flag("--batching", True, choices=BATCHING_MODES, unless_given=BATCHING_MODES[0], is_common=True,
+        read=BATCHING_MODES[0].__eq__,
+        help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
+    precision: str = flag("--precision", FP32, choices=PRECISIONS, is_common=True,
+        help="of products in kernels, in models whose configuration names none (%(default)s)")  # fmt: skip
+    serve_while_compiling: bool = flag("--serve-while-compiling", False, action="store_true", is_common=True,
+        help="have onnxruntime serve models that are not in the cache until they are compiled, instead of their being"
+        " ready only then")  # fmt: skip
+    warnings: tuple[str, ...] = from_flags("", _without_effect, default=())
 
 
 SERVER_NAME = "gangway"
@@ -333,6 +313,12 @@ def _add_scheduler(parser: argparse._ArgumentGroup) -> None:
 
     parser.add_argument("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
         help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
+
+
+def _add_numa_nodes(parser: argparse._ArgumentGroup) -> None:
+    parser.add_argument("--numa-nodes", default="all", metavar="LIST;LIST",
+        help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
+        " system says)")  # fmt: skip
 
 
 def _add_profile_seconds(parser: argparse._ArgumentGroup) -> None:
@@ -373,25 +359,27 @@ class GeneralOptions:
 
     id: str = flag("--id", SERVER_NAME, type=_name, metavar="NAME",
         help="the server's name in its metadata (%(default)s)")  # fmt: skip
-    cores: tuple[int, ...] = flag("--cores", (), type=_cores, unless_given="all", metavar="LIST",
+    cores: tuple[int, ...] = flag("--cores", (), is_common=True, type=_cores, unless_given="all", metavar="LIST",
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota; 0-1x8 has eight"
         " workers on each, for tests (all)")  # fmt: skip
-    numa_nodes: tuple[tuple[int, ...], ...] = flag("--numa-nodes", (), unless_given="all", metavar="LIST;LIST",
-        help="which of the cores are of one NUMA node, like 0-3;4-7; no gang has cores of two (as the"
-        " system says)")  # fmt: skip
+    numa_nodes: tuple[tuple[int, ...], ...] = from_flags("--numa-nodes",
+        lambda given: nodes_of(given.numa_nodes, given.cores), _add_numa_nodes, default=())  # fmt: skip
     front_ends: int = flag("--front-ends", 1, type=integer(1, MAX_FRONT_ENDS), metavar="N",
         help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
-    cache_dir: Path = own_flag(_add_cache_dir, "cache_dir", default_factory=_default_cache_dir)
+    cache_dir: Path = from_flags("--cache-dir", attrgetter("cache_dir"), _add_cache_dir, ("--cache-dir",),
+        default_factory=_default_cache_dir)  # fmt: skip
     max_cache_gib: int = flag("--max-cache-gib", 20, type=integer(0, 1 << 20), metavar="GIB",
         help="size of the folder of compiled models, from which the least recently used ones are removed, but none that"
         " a server uses; 0: no limit (%(default)s)")  # fmt: skip
-    scheduler: str = own_flag(_add_scheduler, "scheduler", default="")  # only the parser loads the policies
+    scheduler: str = from_flags("--scheduler", attrgetter("scheduler"), _add_scheduler, ("--scheduler",),
+        default="")  # fmt: skip  # only the parser loads the policies
     max_shapes: int = flag("--max-shapes", 8, type=integer(0), metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
     compile_ahead: int = flag("--compile-ahead", 512, type=integer(0), metavar="SIZE",
         help="up to which size of a symbolic dimension models without convolutions are compiled before requests ask for"
         " it, 0: none (%(default)s)")  # fmt: skip
-    profile_seconds: float = own_flag(_add_profile_seconds, "profile_seconds", default=PROFILE_SECONDS)
+    profile_seconds: float = from_flags("--profile-seconds", attrgetter("profile_seconds"), _add_profile_seconds,
+        ("--no-profile",), default=PROFILE_SECONDS)  # fmt: skip
     exit_delay_secs: float = flag("--exit-delay-secs", 0.0, type=seconds, metavar="SECONDS",
         help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"
         " router to send none here (0)")  # fmt: skip
@@ -403,68 +391,47 @@ class GeneralOptions:
         help="write which core computed what when, for ui.perfetto.dev")  # fmt: skip
 
 
-def read_general(arguments: argparse.Namespace) -> GeneralOptions:
-    """Return the values. Raises OptionError for nodes that are not those of the cores."""
-    try:
-        nodes = nodes_of(arguments.numa_nodes, arguments.cores)
-    except ValueError as error:
-        raise OptionError("--numa-nodes", str(error)) from None
-    return read_flags(GeneralOptions, arguments, numa_nodes=nodes)
+@dataclass(frozen=True)
+class TraceFlags:
+    """Flags of traces."""
 
-
-GENERAL = FlagGroup("server", partial(add_flags, GeneralOptions), read_general)
-
-
-def add_traces_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    parser.add_argument("--trace-config", action="append", default=[], metavar="[MODE,]SETTING=VALUE",
+    config: TraceConfig = flag("--trace-config", TraceConfig(), action="append", unless_given=[], read=trace_config_of,
+        is_common=True, metavar="[MODE,]SETTING=VALUE",
         help="which requests are traced, may be given several times: level=TIMESTAMPS, rate=N, count=N, mode=MODE;"
         " triton,file=FILE; triton,log-frequency=N; opentelemetry,url=URL; opentelemetry,resource=KEY=VALUE;"
         " opentelemetry,bsp_max_queue_size=N and others (none)")  # fmt: skip
-
-
-def read_traces(arguments: argparse.Namespace) -> TraceConfig:
-    """Return the values. Raises OptionError for what makes no sense or cannot be done."""
-    try:
-        return trace_config_of(arguments.trace_config)
-    except ValueError as error:
-        raise OptionError("--trace-config", str(error)) from None
-
-
-TRACES = FlagGroup("traces", add_traces_flags, read_traces)
-
-
-def add_logs_flags(parser: argparse._ArgumentGroup) -> None:
-    """Define the flags."""
-    add = parser.add_argument
-    for name, what in (("info", "events"), ("warning", "warnings"), ("error", "errors")):
-        add(f"--log-{name}", type=boolean, default=True, metavar="BOOLEAN", help=f"log {what} (true)")
-    add("--log-verbose", type=_verbose, default=0, metavar="LEVEL", help="log details: 0 none, 1 and more all (0)")
-    add("--log-format", choices=FORMATS, default="default",
-        help="form of a line of the log; json: an object per line (default)")  # fmt: skip
-    add("--log-file", default="", metavar="FILE",
-        help="write the log there instead of to standard error; opened again when it has been moved away")  # fmt: skip
-
-
-def read_logs(arguments: argparse.Namespace) -> LogSettings:
-    """Return the values. Raises OptionError if the file cannot be written."""
-    if arguments.log_file:
-        try:
-            Path(arguments.log_file).open("ab").close()
-        except OSError as error:
-            raise OptionError("--log-file", f"{arguments.log_file}: {error.strerror}") from None
-    return LogSettings(
-        file=str(Path(arguments.log_file).absolute()) if arguments.log_file else "",
-        info=arguments.log_info,
-        warning=arguments.log_warning,
-        error=arguments.log_error,
-        verbose_level=arguments.log_verbose,
-        format=arguments.log_format,
-    )
 
 
 def _verbose(text: str) -> int:
     return int(boolean(text)) if text.lower() in ("true", "false") else integer(0)(text)
 
 
-LOGS = FlagGroup("log", add_logs_flags, read_logs)
+def _log_file(path: str) -> str:
+    """Return an absolute path, empty if none is given. Raises ValueError if the file cannot be written."""
+    if not path:
+        return ""
+    try:
+        Path(path).open("ab").close()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    return str(Path(path).absolute())
+
+
+@dataclass(frozen=True)
+class LogFlags:
+    """Flags of the log: the fields of LogSettings, which is a message, too."""
+
+    info: bool = flag("--log-info", True, type=boolean, metavar="BOOLEAN", help="log events (true)")
+    warning: bool = flag("--log-warning", True, type=boolean, metavar="BOOLEAN", help="log warnings (true)")
+    error: bool = flag("--log-error", True, type=boolean, metavar="BOOLEAN", help="log errors (true)")
+    verbose_level: int = flag("--log-verbose", 0, type=_verbose, is_common=True, metavar="LEVEL",
+        help="log details: 0 none, 1 and more all (0)")  # fmt: skip
+    format: str = flag("--log-format", "default", choices=FORMATS,
+        help="form of a line of the log; json: an object per line (default)")  # fmt: skip
+    file: str = flag("--log-file", "", read=_log_file, is_common=True, metavar="FILE",
+        help="write the log there instead of to standard error; opened again when it has been moved away")  # fmt: skip
+
+    @property
+    def settings(self) -> LogSettings:
+        """What the log begins with."""
+        return LogSettings(**vars(self))

@@ -4,15 +4,12 @@ These are types for argparse, which puts the flag's name before whatever is said
 not a port". Paths are absolute from here on: not every process of the server works in the folder where it was started.
 """
 
-import argparse
 import math
 import os
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
 
 from gangway.server.access import Restriction, Restrictions, parse_restriction
 
@@ -20,58 +17,6 @@ INT32_MAX = (1 << 31) - 1
 FROM_FILE = "@"  # no category begins so
 _TRUE = ("true", "1")
 _FALSE = ("false", "0")
-OptionsT = TypeVar("OptionsT")
-
-
-@dataclass(frozen=True)
-class FlagGroup:
-    """Flags that stand together in the help: `add` defines them, `read` makes a dataclass of what argparse has found.
-
-    `read` raises OptionError if flags do not fit together. What is wrong with one flag is said by its type.
-    """
-
-    title: str
-    add: Callable[[argparse._ArgumentGroup], None]
-    read: Callable[[argparse.Namespace], Any]
-
-
-def flag(name: str, default: Any, **how: Any) -> Any:
-    """Return a field of options that has what a flag says. `how`: as `add_argument` has it.
-
-    `unless_given`: what argparse finds where the flag is not given; otherwise that is the default.
-    """
-    how = {"default": how.pop("unless_given", default), **how}
-    return own_flag(lambda parser: parser.add_argument(name, **how), _dest(name), default=default)
-
-
-def own_flag(add: Callable[[argparse._ArgumentGroup], object], dest: str, **how: Any) -> Any:
-    """Return a field of options whose flags `add` defines, and argparse calls `dest`. `how`: as `field` has it."""
-    return field(metadata={"add": add, "dest": dest}, **how)
-
-
-def add_flags(options: type, parser: argparse._ArgumentGroup) -> None:
-    """Define the flags of the fields of options, a dataclass."""
-    for each in fields(options):
-        if each.metadata:
-            each.metadata["add"](parser)
-
-
-def read_flags(options: type[OptionsT], arguments: argparse.Namespace, **more: Any) -> OptionsT:
-    """Return options with what argparse has found of their fields' flags; `more` are further fields, or go first."""
-    flags = [each for each in fields(options) if each.metadata]  # type: ignore[arg-type]  # it is a dataclass
-    return options(**{each.name: vars(arguments)[each.metadata["dest"]] for each in flags} | more)
-
-
-def _dest(name: str) -> str:
-    return name.lstrip("-").replace("-", "_")
-
-
-class OptionError(ValueError):
-    """Flags that do not fit together; `flag` is the one to change."""
-
-    def __init__(self, flag: str, message: str) -> None:
-        super().__init__(message)
-        self.flag = flag
 
 
 def boolean(text: str) -> bool:
@@ -170,10 +115,10 @@ def _restriction(text: str) -> Restriction:
         raise ArgumentTypeError(str(error)) from None
 
 
-def restrictions(flag: str, given: Sequence[Restrictions]) -> Restrictions:
-    """Return what all occurrences of a flag say together. Raises OptionError."""
+def restrictions(given: Sequence[Restrictions]) -> Restrictions:
+    """Return what all occurrences of a flag say together. Raises ValueError."""
     groups = tuple(group for each in given for group in each.groups)
     together = Restrictions(groups, any(each.is_visible for each in given))
     if (category := together.duplicate()) is not None:
-        raise OptionError(flag, f"'{category}' is given more than once")
+        raise ValueError(f"'{category}' is given more than once")
     return together

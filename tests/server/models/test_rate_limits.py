@@ -5,10 +5,11 @@ import argparse
 import pytest
 from google.protobuf import text_format
 
+from gangway.base.flags import add_flags, read_flags
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import ModelLimits, RateLimits
-from gangway.server.options.server import MODELS, ModelOptions
+from gangway.server.options.server import ModelOptions
 
 LIMITED = 'rate_limiter { resources { name: "r" count: 4 } resources { name: "s" global: true count: 1 } priority: 3 }'
 
@@ -51,8 +52,8 @@ def test_what_can_never_be_had() -> None:
 
 def options(*argv: str) -> ModelOptions:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    MODELS.add(parser.add_argument_group())
-    return MODELS.read(parser.parse_args(argv))
+    add_flags(ModelOptions, parser.add_argument_group())
+    return read_flags(ModelOptions, parser.parse_args(argv))
 
 
 def test_options() -> None:
