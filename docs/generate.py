@@ -8,7 +8,6 @@ import argparse
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -86,38 +85,37 @@ PATHS = (
 
 
 def commands() -> Iterator[str]:
-    """Yield what each command does, and its arguments; those of several commands stand once, at the end."""
-    items = {name: _flags_of(name) for name in COMMANDS if name != SERVE}
-    uses = Counter(item for own in items.values() for item in own)
-    for name, own in items.items():
-        yield from ("", f"## gangway {name}", "", " ".join((parser_of(name).description or "").split()), "")
-        if single := [item for item in own if uses[item] == 1]:
-            yield from single
-        if shared := [item.partition("`")[2].partition("`")[0] for item in own if uses[item] > 1]:
-            listed = ", ".join(f"`{flag}`" for flag in shared)
-            yield from ("", f"As [several commands](#flags-of-several-commands): {listed}.")
-    yield from ("", "## Flags of several commands", "")
-    yield from (item for item, count in uses.items() if count > 1)
-
-
-def _flags_of(name: str) -> list[str]:
-    """Return the items of a command's arguments, without those that all commands have."""
-    parser = parser_of(name)
-    groups = (group for group in parser._action_groups if group.title != TITLE)
-    return [_flag(parser, action) for group in groups for action in group._group_actions]
+    """Yield what each command does, and its arguments without those of all commands. `--help` explains them."""
+    for name in COMMANDS:
+        if name != SERVE:
+            parser = parser_of(name)
+            groups = (group for group in parser._action_groups if group.title != TITLE)
+            arguments = [_argument(parser, action) for group in groups for action in group._group_actions]
+            sentence = _cell(parser.description or "").partition(". ")[0].rstrip(".")
+            yield from ("", f"## gangway {name}", "", f"{sentence}.", "", f"Arguments: {_cell(', '.join(arguments))}.")
 
 
 def flags() -> Iterator[str]:
-    """Yield the flags of `gangway serve` by group."""
+    """Yield the flags of `gangway serve` by group. Those of gRPC and HTTP with one meaning stand together."""
     parser = make_parser()
     own_titles = {ACCEPTED_TITLE, REFUSED_TITLE, "positional arguments", "options"}
-    for group in parser._action_groups:
-        if group.title not in own_titles:
-            yield from ("", f"### {group.title}", "")
-            yield from (_flag(parser, action) for action in group._group_actions)
+    groups = {group.title: group._group_actions for group in parser._action_groups if group.title not in own_titles}
+    names: dict[str, list[str]] = {}
+    for action in (action for actions in groups.values() for action in actions):
+        names.setdefault(_meaning(parser, action), []).append(_argument(parser, action))
+    for title, actions in groups.items():
+        yield from ("", f"### {title}", "")
+        for action in actions:
+            if alike := names.pop(meaning := _meaning(parser, action), None):
+                yield _item(", ".join(alike), meaning)
 
 
-def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return argparse.HelpFormatter(parser.prog)._expand_help(action) if action.help else ""
+
+
+def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return the names of an argument, and its value."""
     formatter = argparse.HelpFormatter(parser.prog)
     if action.option_strings:
         usual = formatter._get_default_metavar_for_optional(action)
@@ -125,8 +123,7 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     else:
         usual, names = formatter._get_default_metavar_for_positional(action), []
     value = "" if action.nargs == 0 else f"`{formatter._format_args(action, usual)}`"
-    text = formatter._expand_help(action) if action.help else ""
-    return _item(f"{', '.join(names)} {value}", text)
+    return f"{', '.join(names)} {value}".strip()
 
 
 def _item(name: str, meaning: str) -> str:
@@ -175,10 +172,23 @@ def _page(name: str) -> str:
 
 def metrics(kinds: Callable[[], Iterator[str]]) -> Iterator[str]:
     """Yield names, types and meanings, as a scrape says them."""
-    for text in kinds():
-        help_line, type_line = text.splitlines()[:2]
-        _, _, name, meaning = help_line.split(" ", maxsplit=3)
-        yield _item(f"`{name}` ({type_line.rpartition(' ')[2]})", meaning)
+    for name, kind, meaning in map(_metric, kinds()):
+        yield _item(f"`{name}` ({kind})", meaning)
+
+
+def metric_names(kinds: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yield names by type, of metrics whose meanings Triton's documents say, and a scrape."""
+    names: dict[str, list[str]] = {}
+    for name, kind, _ in map(_metric, kinds()):
+        names.setdefault(kind, []).append(f"`{name}`")
+    yield from (_item(kind, ", ".join(some)) for kind, some in names.items())
+
+
+def _metric(text: str) -> tuple[str, str, str]:
+    """Return name, type and meaning of a family."""
+    help_line, type_line = text.splitlines()[:2]
+    _, _, name, meaning = help_line.split(" ", maxsplit=3)
+    return name, type_line.rpartition(" ")[2], meaning
 
 
 def _of_triton() -> Iterator[str]:
@@ -271,31 +281,36 @@ PB_UTILS = (
     "MemoryType",
     "InferenceTrace",
 )
+PLAIN_WORDS = 13  # a method is explained whose docstring has more: the name says the rest
 OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not have
 
 
 def pb_utils_names() -> Iterator[str]:
-    """Yield the functions, classes and methods that a model.py may call, and what they do."""
+    """Yield the functions and classes that a model.py may call, and what they do; short methods by name only."""
     for name in PB_UTILS:
         found = getattr(pb_utils, name)
-        yield _item(f"`{name}`", _said(found))
-        for method in vars(found) if inspect.isclass(found) else ():
-            function = inspect.getattr_static(found, method)
-            function = getattr(function, "__func__", function)  # of a static one
-            if inspect.isfunction(function) and not method.startswith("_") and method not in OWN_METHODS:
-                yield _item(f"`{name}.{method}`", _said(function))
+        methods = dict(_methods(found)) if inspect.isclass(found) else {}
+        plain = ", ".join(f"`{method}`" for method, said in methods.items() if len(said.split()) <= PLAIN_WORDS)
+        yield _item(f"`{name}`", f"{inspect.getdoc(found)} {plain and f'Methods: {plain}.'}")
+        for method, said in methods.items():
+            if len(said.split()) > PLAIN_WORDS:
+                yield _item(f"`{name}.{method}`", said)
 
 
-def _said(found: object) -> str:
-    """Return what a docstring says."""
-    return inspect.getdoc(found) or ""
+def _methods(found: type) -> Iterator[tuple[str, str]]:
+    """Yield the names of a class's methods, and what their docstrings say."""
+    for method in vars(found):
+        function = inspect.getattr_static(found, method)
+        function = getattr(function, "__func__", function)  # of a static one
+        if inspect.isfunction(function) and not method.startswith("_") and method not in OWN_METHODS:
+            yield method, inspect.getdoc(function) or ""
 
 
 def differences_from_triton() -> Iterator[str]:
-    """Yield what `python -m benchmarks.differential` expects to differ, and why."""
+    """Yield what `python -m benchmarks.differential` expects to differ. Reasons stand beside it in the code."""
     for area in dict.fromkeys(known.area for known in KNOWN):
         yield from ("", f"### {area}", "")
-        yield from (f"- {_cell(known.what)} {_cell(known.why)}" for known in KNOWN if known.area == area)
+        yield from (f"- {_cell(known.what)}" for known in KNOWN if known.area == area)
 
 
 def reproduced() -> Iterator[str]:
@@ -311,7 +326,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "flags that are refused": lambda: _compatibility(REFUSED),
     **{f"fields {support}": partial(fields, support) for support in Support},
     "parameters": parameters,
-    "Triton's metrics": lambda: metrics(_of_triton),
+    "Triton's metrics": lambda: metric_names(_of_triton),
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
     "differences from Triton": differences_from_triton,

@@ -13,22 +13,21 @@ from benchmarks.conformance.runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
 from benchmarks.fuzz.differential.known import KNOWN
 
 Result = tuple[Case, Outcome]
+Row = tuple[str, str, str]  # operator, how its tests pass, what stands in the way
 _HEAD = f"""# Operators
 
 `python -m benchmarks.conformance --write-docs` writes this page: it sends ONNX's own node tests (onnx {{version}})
 through compiler and executor. A test is in scope if its tensors are float32, integers or bool, and its model imports
-opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for the function.
+opset {NEWEST_OPSET} at most.
 
 - **native**: kernels of our own templates compute all layers.
-- **Relax**: TVM's Relax, or a tensor expression, computes some layer. The compiler compares each such layer with
-  onnxruntime and does not use it if they differ.
+- **Relax**: TVM's Relax computes some layer, which is compared with onnxruntime.
 - **onnxruntime**: onnxruntime runs the model, or layers of it, on the cores of the gang.
-- **not passing**: no answer, or a wrong one. In brackets: those that onnxruntime alone passes.
+- **not passing**: no answer, or a wrong one.
 
-[Artifact](../explanation/artifact.md#element-types) says what undefined cases give.
-
-These tests feed weights as inputs. With constant weights, as in trained models, Conv, ConvTranspose, LSTM, GRU, RNN,
-Gemm, Pad, Slice, and QuantizeLinear and DequantizeLinear of several scales are native, too.
+The tests feed weights as inputs. With constant weights Conv, ConvTranspose, LSTM, GRU, RNN, Gemm, Pad, Slice,
+QuantizeLinear and DequantizeLinear are native, too. [Artifact](../explanation/artifact.md#element-types) says what
+undefined cases give.
 """
 _OTHER_ANSWERS = """## Numbers to which onnxruntime has other answers
 
@@ -45,18 +44,12 @@ They depend on where the numbers stand, on shapes or on the processor, or to fol
 | Clip before opset 11 | a lower limit above the upper one | the upper limit | refuses the file |
 | reductions of uint32, uint64 | any | computed | refuses the file |
 
-A task of Sin, Cos, Tan or Mod with fmod that meets an angle beyond 2^20, or a quotient beyond 2^26, is computed once
-more in a slower way, which is exact.
-
-ReduceSum, ReduceMean, ReduceProd, ReduceL1, ReduceL2 and ReduceSumSquare of integers are computed in float64, as by
-onnxruntime: a total beyond 2^53 is rounded, one that overflows is the largest or the least integer. CumSum wraps
-around.
+Reductions of integers are computed in float64, as by onnxruntime, and saturate; CumSum wraps around.
 """
 _DIFFERENCES = """## Other differences from onnxruntime
 
-`python -m benchmarks.fuzz.differential` draws models of one operator: each operator in each operator set that changed
-it, with types, shapes, attributes and numbers by chance. Among the numbers are NaN, infinities, zeros of either sign,
-halves, ends of integers and empty tensors. Answers are onnxruntime's, up to the rounding of floats, but for:
+`python -m benchmarks.fuzz.differential` draws models of one operator by chance. Answers are onnxruntime's, up to the
+rounding of floats, but for these:
 
 """
 
@@ -72,18 +65,15 @@ def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int
         *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
         _OTHER_ANSWERS,
         differences(),
-        f"## Not in scope\n\n{_excluded(excluded)}",
-        f"## Operators without a test in scope\n\n{_untested(results)}",
+        f"## Without a test in scope\n\n{_excluded(excluded)}\nOperators: {_untested(results)}",
     ]
     path.write_text("\n".join(parts))
 
 
 def differences() -> str:
     """Return the section about answers that differ from onnxruntime's."""
-    lines = ["| operator | difference | reason |", "|---|---|---|"]
-    lines += [
-        f"| {', '.join(known.operators)} | {known.what} | {known.why} |" for known in KNOWN if not known.is_of_numbers
-    ]
+    lines = ["| operator | difference |", "|---|---|"]
+    lines += [f"| {', '.join(known.operators)} | {known.what} |" for known in KNOWN if not known.is_of_numbers]
     return _DIFFERENCES + "\n".join(lines) + "\n"
 
 
@@ -104,29 +94,40 @@ def _table(results: Sequence[Result]) -> str:
     for case, outcome in results:
         groups[case.operator].append(outcome)
     native = [name for name in sorted(groups) if all(each.passed and each.how == NATIVE for each in groups[name])]
-    head = "| operator | tests | why not compiled |"
-    rows = [_row(name, groups[name]) for name in sorted(groups.keys() - set(native))]
-    return "\n".join([_all_native(native), "", head, "|---" * 3 + "|", *rows]) + "\n"
+    relax = [name for name in sorted(groups) if name not in native and all(each.is_compiled for each in groups[name])]
+    rows = [_row(name, groups[name]) for name in sorted(groups.keys() - {*native, *relax})]
+    return table(native, relax, rows)
 
 
-def _all_native(names: Sequence[str]) -> str:
-    """Return a line for each initial: a paragraph of a hundred names reads badly."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        groups[name[0]].append(name)
-    return "\n".join(["All tests are native of:", "", *(f"- {', '.join(group)}" for group in groups.values())])
+def table(native: Sequence[str], relax: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return lists of the operators of which all tests are compiled, and the others by what stands in the way."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, counts, why in rows:
+        by_reason[why].append(f"{name} ({counts})")
+    by_count = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return "\n".join([
+        _all("native", native),
+        _all("native or by Relax", relax),
+        "| what stands in the way | operators |",
+        "|---|---|",
+        *(f"| {why} | {', '.join(some)} |" for why, some in by_count),
+        "",
+    ])  # fmt: skip
 
 
-def _row(operator: str, outcomes: Sequence[Outcome]) -> str:
+def _all(how: str, names: Sequence[str]) -> str:
+    return f"All tests are {how}: {', '.join(names)}.\n" if names else ""
+
+
+def _row(operator: str, outcomes: Sequence[Outcome]) -> Row:
+    """Return an operator, how many of its tests pass how, and why not all are compiled."""
     how = Counter(outcome.how for outcome in outcomes if outcome.passed)
-    failed = [outcome for outcome in outcomes if not outcome.passed]
-    ours = sum(not outcome.peer_error for outcome in failed)
     counts = [f"{how[each]} {each}" for each in (NATIVE, RELAX, ONNXRUNTIME) if how[each]]
-    if failed:
-        counts.append(f"{len(failed)} ({ours}) not passing")
+    if failed := sum(not outcome.passed for outcome in outcomes):
+        counts.append(f"{failed} not passing")
     reasons = Counter(short_reason(o.reason or o.error) for o in outcomes if not o.is_compiled or not o.passed)
     why = reasons.most_common(1)[0][0].partition("; Relax: ")[0].removeprefix(f"{operator}: ") if reasons else ""
-    return f"| {operator} | {', '.join(counts)} | {why} |"
+    return operator, ", ".join(counts), why
 
 
 def short_reason(text: str) -> str:

@@ -18,23 +18,15 @@ from benchmarks.papers.figures import FigureRequest
 from benchmarks.papers.packrat_splits import BATCHES, MEAN_SPEEDUP, MODELS, SERVED_MEAN
 from benchmarks.papers.results import NOT_RUN, Results, best, range_of, ratio_text
 from benchmarks.papers.veltair_latency import FILE as LATENCY_FILE
-from benchmarks.papers.veltair_latency import LOADS, OTHERS
+from benchmarks.papers.veltair_latency import LOADS
 from benchmarks.papers.veltair_rates import BASELINE, DEFAULT, MACHINES, MIXES, RATES, VELTAIRS, read_rows
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.rates import RateEstimate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import VELTAIR_QOS_MS, read_mix
 
-OVER = ("over_gang", "over_isolated")  # columns of the latencies below the highest rate
+OVER = "over_gang"  # column of the latencies below the highest rate
 GOALS = {"all": "95 % of all", "each": "95 % of each"}
-ORDER = (
-    ("veltair", "fixed_block:11"),
-    ("veltair:use", "fixed_block:11"),
-    ("fixed_block:11", "model_fcfs"),
-    ("model_fcfs", BASELINE),
-    ("veltair", "protean"),
-    ("protean", "model_fcfs"),
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ def page_text(figures: Path, folder: Path) -> str:
         "## VELTAIR\n",
         _claims(veltair_claims(results)),
         *(_rates(results, machine) for machine in MACHINES),
-        _orders(results),
+        ORDER_TEXT,
         _best_other(results),
         _below_the_rate(results),
         pictures["veltair"],
@@ -109,8 +101,8 @@ def veltair_claims(results: Results) -> list[Claim]:
         Claim("Fig. 5a", "layer-wise units in conflict at 300 per s", f"{paper.CONFLICT_RATE[BASELINE, 300]:.1%}",
               f"{float(layer_wise['conflict_rate']):.1%}", "", "For the same reason; higher rates are in the figure."),
         Claim("Fig. 7b", "layers that need three versions or fewer", "over 80 %", f"{few:.0%}", "five each",
-              f"Of {len(with_choice)} networks of {len(versions)}: the others have one version of each layer. "
-              f"{sum(count > 1 for count in counted)} of {len(counted)} layers have two; none has more."),
+              f"Of {len(with_choice)} networks of {len(versions)}; {sum(count > 1 for count in counted)} of "
+              f"{len(counted)} layers have two."),
     ]  # fmt: skip
     for mix in MIXES:
         for policy in ("veltair", "veltair:use"):
@@ -132,15 +124,14 @@ def veltair_claims(results: Results) -> list[Claim]:
         claims.append(
             Claim("Fig. 14a", f"core time of `{policy}` beyond layer-wise, 75 % load", f"{gap:+.0%}",
                   f"{float(cores[policy]['gap_layers']):+.0%}", "",
-                  "Of the layers. With what holding cores costs around each unit it is "
-                  f"{float(cores[policy]['gap_held']):+.0%}: layers held singly cost a dispatch each.")
+                  f"Of the layers; {float(cores[policy]['gap_held']):+.0%} with what holding cores costs.")
         )  # fmt: skip
     claims.append(
         Claim("5.5", "scheduling of a query, ms", "below 0.1",
               ", ".join(f"{float(costs[one]['us_per_query']) / 1e3:.2f} (`{one}`)" for one in ("veltair", DEFAULT)),
               "", "Python decides; its time counts on the virtual clock.")
     )  # fmt: skip
-    return claims
+    return [one for one in claims if {one.measured, one.contended} - {"", NOT_RUN}]
 
 
 WHY_RATES = {
@@ -223,26 +214,23 @@ def _head(results: Results) -> str:
     runs = read_rows(results.folder, RATES)
     least = min(int(row["queries"]) for row in runs)
     seeds = sorted({len(one.rates_per_s) for one in results.rates.values()})
-    doubts = [f"{name} ({'; '.join(model.doubts)})" for name, model in _models().items() if model.doubts]
+    doubts = [name for name, model in _models().items() if model.doubts]
     text = f"""# Figures of the papers
 
 This page is generated, {datetime.date.today().isoformat()}:
 
     python -m benchmarks.papers all -o docs/measurements/figures --page docs/measurements/papers.md
 
-Every rate is modelled, of [a load that lasts](../explanation/simulator.md): {least} queries or more count in a run, as
-many as arrive in 20 longest targets. Others arrive before and after them. A rate is found to 3 %, and no search exceeds
-the capacity bound: what all cores could do if each query took its least core time. Seeds behind a mean:
-{_listed(seeds)}; several have an interval of 95 %. Where it says {NOT_RUN} no search was made. `veltair_fig12.csv`
-has what each tried. Commits whose policies were searched: {_commits(runs)}.
+Rates are modelled, of [loads that last](../explanation/simulator.md): {least} queries or more, found to 3 %. Seeds
+behind a mean: {_listed(seeds)}. An empty cell, or one that says {NOT_RUN}, had no search. Commits of the policies:
+{_commits(runs)}. The data are in `docs/measurements/figures`.
 
-The *measured* machine is 64 cores scaled from two, whose neighbours hardly disturb each other. The *contended* machine
-states VELTAIR's premise ([simulator](../explanation/simulator.md#a-machine-of-veltairs-premise)). All that gangs of two
-cores lose counts as serial on both, also in Packrat's figures, where numbers in brackets say what follows if it does
-not. The data are in `docs/measurements/figures`. [Papers](../explanation/papers.md) has the summary and our readings.
+*Measured* is a machine of 64 cores scaled from two, *contended* one of
+[VELTAIR's premise](../explanation/simulator.md#a-machine-of-veltairs-premise). All that gangs of two cores lose
+counts as serial; numbers in brackets say what follows if it does not. Our readings: [papers](../explanation/papers.md).
 """
     if doubts:
-        text += "\nDoubtful measurements:\n\n" + "".join(f"- {doubt}\n" for doubt in doubts)
+        text += "\n" + f"Doubtful measurements: {', '.join(doubts)}.\n"
     return text
 
 
@@ -294,25 +282,9 @@ def _both(found: Sequence[Mapping[str, RateEstimate]], policy: str) -> str:
     return " / ".join(str(one[policy]) for one in found) if policy in found[0] else NOT_RUN
 
 
-def _orders(results: Results) -> str:
-    rows = []
-    for first, second in ORDER:
-        for machine in MACHINES:
-            ratios = [results.over(machine, mix, "all", first, second) for mix in MIXES]
-            rows.append((f"`{first}` over `{second}`", machine, *ratios))
-    for first in ("veltair", "veltair:use"):
-        for second in ("veltair_ac", "veltair_as"):
-            ratios = [results.over("contended", mix, "all", first, second) for mix in MIXES]
-            rows.append((f"`{first}` over `{second}`", "contended", *ratios))
-    title = "### The paper's order: veltair, fixed blocks, whole models, layers; FULL over AC and AS\n\n"
-    return title + _table(("", "machine", *MIXES), rows) + ORDER_TEXT
-
-
 ORDER_TEXT = """
-Exceptions are ratios below 1. On the measured machine nothing is gained by versions, and whole models carry about as
-much as blocks. Fixed blocks fall behind whole models where models are short, since each block costs a dispatch. Where
-cores contend, versions carry most: `protean` chooses them for whole models, and carries more than `veltair`. Blocks
-without them carry more than whole models in medium, and less in light.
+On the measured machine versions gain nothing, and whole models carry about as much as
+blocks. Where cores contend, versions carry most: `protean`, of whole models, carries more than `veltair`.
 """
 
 
@@ -328,7 +300,7 @@ def _best_other(results: Results) -> str:
                 cells.append(f"{ratio_text(ours, found[other])} (`{other}`)" if ours and other else NOT_RUN)
             rows.append((f"{machine}, {title}", *cells))
     for machine in MACHINES:
-        others = [len(set(results.of(machine, mix, "each")) - {DEFAULT}) for mix in MIXES]
+        others = [len({*results.of(machine, mix, "each")} - {DEFAULT}) for mix in MIXES]
         rows.append((f"{machine}, other policies searched", *map(str, others)))
         for goal, title in GOALS.items():
             shares = [results.share_of_bound(machine, mix, goal) for mix in MIXES]
@@ -342,23 +314,18 @@ def _below_the_rate(results: Results) -> str:
     now = {(mix, policy): one for mix in MIXES for policy, one in results.of("measured", mix, "each").items()}
     rows = [
         (mix, f"`{policy}`", _highest(float(highest), now[mix, policy]), *(
-            " / ".join(_rounded(results.below_the_rate(mix, policy, load, over)) for over in OVER) for load in LOADS
+            f"{results.below_the_rate(mix, policy, load, OVER).mean_per_s:.2f}" for load in LOADS
         ))
         for mix, policy, highest in places
     ]  # fmt: skip
     seeds = len({row["seed"] for row in results.rows(LATENCY_FILE)})
     header = ("mix", "policy", "highest rate", *(f"at {load:g} of it" for load in LOADS))
-    return f"""### Latency over the gang that just meets the target, and over all cores, measured machine
+    return f"""### Latency over the gang that just meets the target, measured machine
 
-Mean of the models' mean latencies, from client to client. The gang is the narrowest one on which a query alone meets
-its target; what is below 1 had more cores than that. The rate is each policy's own highest one with {GOALS["each"]} in
-time, per second; compared are `{DEFAULT}` and the {OTHERS} others that carry most in a mix. Seeds: {seeds}.
+Mean of the models' mean latencies; the gang is the narrowest one on which a query alone meets its target. Rates are
+each policy's highest with {GOALS["each"]} in time, per second. Seeds: {seeds}.
 
 {_table(header, rows)}"""
-
-
-def _rounded(one: RateEstimate) -> str:
-    return f"{one.mean_per_s:.2f}" + (f" ± {one.half_per_s:.2f}" if len(one.rates_per_s) > 1 else "")
 
 
 def _highest(then_per_s: float, now: RateEstimate) -> str:
@@ -393,7 +360,7 @@ def reproduced(results: Results) -> list[tuple[str, str]]:
          "; ".join(f"{machine}: {results.over_isolated(machine, policy)}" for machine in MACHINES))
         for policy in ("veltair", "veltair:use")
     ]  # fmt: skip
-    over_gang = [[results.below_the_rate(mix, DEFAULT, load, OVER[0]).mean_per_s for mix in MIXES] for load in LOADS]
+    over_gang = [[results.below_the_rate(mix, DEFAULT, load, OVER).mean_per_s for mix in MIXES] for load in LOADS]
     lines.append(
         (f"the same over the gang that just meets the target (`{DEFAULT}`, at {_comma(LOADS)} of its highest rate)",
          f"measured: {', '.join(map(range_of, over_gang))}")
@@ -402,7 +369,7 @@ def reproduced(results: Results) -> list[tuple[str, str]]:
         ("the default policy over the best other one that was searched, 95 % of each model in time",
          "; ".join(f"{machine}: {results.range_over_best(machine)}" for machine in MACHINES))
     )  # fmt: skip
-    return lines
+    return [(claim, here) for claim, here in lines if here != "; ".join(f"{one}: {NOT_RUN}" for one in MACHINES)]
 
 
 def _comma(values: Iterable[float]) -> str:
@@ -419,7 +386,8 @@ def headline(results: Results) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    shown = ([cell.replace(NOT_RUN, "") for cell in row] for row in rows)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *shown)]
     return "\n".join(lines) + "\n"
 
 
