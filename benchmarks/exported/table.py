@@ -46,7 +46,6 @@ MAIN = ("torchvision", "timm", "transformers", "lightgbm", "xgboost-cpu", "catbo
 class Row:
     """What is counted of an exporter."""
 
-    versions: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: list[float] = field(default_factory=list)
 
@@ -75,7 +74,6 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
     rows: dict[str, Row] = defaultdict(Row)
     for name, described in _descriptions():
         row = rows[_exporter(name, described["versions"])]
-        row.versions |= described["versions"]
         row.counts["files"] += 1
         row.counts[_column(expected[name])] += 1
         found = compared.get(name)
@@ -98,8 +96,6 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
             total.counts[column] += count
     yield _line("all", total.cells())
     yield _line("share", {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()})
-    versions = sorted({version for row in rows.values() for version in row.versions.items()})
-    yield from ("", f"Versions: {', '.join(f'{name} {version}' for name, version in versions)}.")
 
 
 def _line(title: str, counts: Mapping[str, int | str]) -> str:
