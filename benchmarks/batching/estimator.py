@@ -22,10 +22,7 @@ LOADS: Mapping[str, tuple[tuple[float, float], ...]] = {
     "step": ((0.0, 0.2), (0.5, 0.2), (0.5, 0.9), (1.0, 0.9)),
     "ramp": ((0.0, 0.1), (1.0, 0.95)),
 }
-CHANGES = {
-    "changes are free": Change(0.0, 1.0, 0.0),
-    "a change takes 5 s": Change(5e6, 2.0, 10e6),
-}
+CHANGES = {"changes are free": Change(0.0, 1.0, 0.0), "a change takes 5 s": Change(5e6, 2.0, 10e6)}
 OURS = "each dispatch"
 MEAN_AT_MOST = 1.0
 

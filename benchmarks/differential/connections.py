@@ -71,9 +71,7 @@ class Messages:
     def stream(self, requests: Iterable[Request], headers: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Any:
         """Return a stream, which sends the requests as they come."""
         call = self._channel.stream_stream(
-            SERVICE + "ModelStreamInfer",
-            pb.ModelInferRequest.SerializeToString,
-            pb.ModelStreamInferResponse.FromString,
+            SERVICE + "ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
         )
         messages = (grpc_message(request, GRPC) for request in requests)
         return call(messages, timeout=timeout_s, metadata=tuple(headers.items()))

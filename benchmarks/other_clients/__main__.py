@@ -147,13 +147,7 @@ def main() -> int:
     names = [*LIBRARIES, *GENERATORS, *PROGRAMS, *OVER_HTTP, "python-http"]
     add = parser.add_argument
     add("--clients", nargs="+", default=list(LIBRARIES), choices=names, help="which clients")
-    add(
-        "--through",
-        nargs="+",
-        default=[STRAIGHT],
-        choices=[STRAIGHT, *PROXIES],
-        help="how programs reach the server",
-    )
+    add("--through", nargs="+", default=[STRAIGHT], choices=[STRAIGHT, *PROXIES], help="how programs reach the server")
     options = parser.parse_args()
     report = start_report("Other people's clients")
     libraries = [name for name in options.clients if name in LIBRARIES]

@@ -91,8 +91,7 @@ CASES: Mapping[str, Case] = {
     "strings of a length": _on("simple_identity", "--shape", "INPUT0:4", "--string-length", "16"),
     "shape": _on("simple_identity", "--shape", "INPUT0:8", "--string-data", "abc"),
     "strings in shared memory": _on(
-        "simple_string",
-        *("--string-data", "7", "--shared-memory", "system", "--output-shared-memory-size", "1024"),
+        "simple_string", *("--string-data", "7", "--shared-memory", "system", "--output-shared-memory-size", "1024")
     ),
     # how it is sent
     "gzip": _on("mobilenetv2", "--grpc-compression-algorithm", "gzip"),

@@ -392,13 +392,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 PICTURES: Mapping[str, Sequence[str]] = {
-    "veltair": (
-        "veltair_fig3_5a",
-        "veltair_fig4b_10",
-        "veltair_fig12",
-        "veltair_fig13",
-        "veltair_fig14a",
-    ),
+    "veltair": ("veltair_fig3_5a", "veltair_fig4b_10", "veltair_fig12", "veltair_fig13", "veltair_fig14a"),
     "layerweaver": ("layerweaver_fig4", "layerweaver_fig5"),
     "packrat": ("packrat_fig4", "packrat_fig6"),
 }

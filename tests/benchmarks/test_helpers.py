@@ -12,15 +12,7 @@ import pytest
 
 from benchmarks.faults.__main__ import longest_gap_s
 from testing.load import relative_error
-from testing.processes import (
-    children_of,
-    command_of,
-    cpu_ns,
-    descendants_of,
-    file_mappings,
-    memory_of,
-    running_below,
-)
+from testing.processes import children_of, command_of, cpu_ns, descendants_of, file_mappings, memory_of, running_below
 from testing.report import Report, format_cell
 
 SECOND_NS = 1_000_000_000

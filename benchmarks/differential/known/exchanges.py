@@ -95,12 +95,7 @@ KNOWN: Sequence[Known] = (
         r"|number): 'nothing' -> ",
         "generate: an id",
     ),
-    Known(
-        HTTP,
-        "A wrong method's answer has the header `Allow`.",
-        "RFC 9110, 15.5.6.",
-        r"allow: 'nothing' -> ",
-    ),
+    Known(HTTP, "A wrong method's answer has the header `Allow`.", "RFC 9110, 15.5.6.", r"allow: 'nothing' -> "),
     Known(
         REQUESTS,
         "Parameters of the kind `uint64_param`, and those without a value, are accepted over gRPC.",

@@ -124,10 +124,7 @@ class Decoder(nn.Module):
     def forward(self, input_ids, attention_mask, *past):
         pairs = list(zip(past[::2], past[1::2], strict=True))
         answer = self.module(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=hf.DynamicCache(pairs),
-            use_cache=True,
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=hf.DynamicCache(pairs), use_cache=True
         )
         return (
             answer.logits,

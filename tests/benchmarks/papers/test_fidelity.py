@@ -12,16 +12,7 @@ from benchmarks.papers.results import Results
 from benchmarks.papers.veltair_latency import LOADS
 from benchmarks.papers.veltair_numbers import LATENCY_OVER_ISOLATED
 from benchmarks.papers.veltair_pictures import SHOWN
-from benchmarks.papers.veltair_rates import (
-    DEFAULT,
-    GOALS,
-    MACHINES,
-    MIXES,
-    RATES,
-    SHARE,
-    read_rows,
-    scenario_of,
-)
+from benchmarks.papers.veltair_rates import DEFAULT, GOALS, MACHINES, MIXES, RATES, SHARE, read_rows, scenario_of
 from benchmarks.scheduling.decisions import highest_rates
 from gangway.simulator.rates import QUERIES, capacity_bound
 

@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.veltair_rates import (
-    DEFAULT,
-    GOALS,
-    MACHINES,
-    MIXES,
-    of_goal,
-    read_rates,
-    scenario_of,
-)
+from benchmarks.papers.veltair_rates import DEFAULT, GOALS, MACHINES, MIXES, of_goal, read_rates, scenario_of
 from gangway.simulator.rates import QUERIES, TARGET
 from gangway.simulator.runs import run_steady
 

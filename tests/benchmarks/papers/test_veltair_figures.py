@@ -33,13 +33,7 @@ def resnet50() -> Scenario:
 
 def test_figures_are_registered() -> None:
     names = {name for name in FIGURES if name.startswith("veltair_")}
-    assert names == {
-        "veltair_demands",
-        "veltair_efficiency",
-        "veltair_granularity",
-        "veltair_latency",
-        "veltair_rates",
-    }
+    assert names == {"veltair_demands", "veltair_efficiency", "veltair_granularity", "veltair_latency", "veltair_rates"}
 
 
 def test_blocks_ask_for_less_at_most_than_layers_and_each_layer_is_in_one() -> None:

@@ -90,12 +90,9 @@ def is_infinite(draft: Draft) -> None:
 @rule("Elu", "Celu", "LeakyRelu", "ThresholdedRelu", "Selu", "HardSigmoid", "Shrink", "Swish", "Gelu")
 def with_numbers(draft: Draft) -> None:
     """One operand, and attributes that are numbers."""
-    names = {
-        "Selu": ("alpha", "gamma"),
-        "HardSigmoid": ("alpha", "beta"),
-        "Shrink": ("bias", "lambd"),
-        "Gelu": (),
-    }.get(draft.operator, ("alpha",))
+    names = {"Selu": ("alpha", "gamma"), "HardSigmoid": ("alpha", "beta"), "Shrink": ("bias", "lambd"), "Gelu": ()}.get(
+        draft.operator, ("alpha",)
+    )
     values = {name: draft.pick(None, 0.0, 0.5, 1.0, 2.0, -0.7) for name in names}
     if draft.operator == "Celu" and not values["alpha"]:
         values["alpha"] = 0.7  # it divides by it
