@@ -26,10 +26,7 @@ from testing.report import Report, Row, add_repository_option, option_parser, st
 from testing.repository import compile_model, ensure_profiles, ensure_zoo
 
 COMBINATIONS = (
-    "alexnet+vgg16+resnet18",
-    "vgg16+resnet18+resnet50",
-    "resnet18+resnet34+resnet50",
-    "resnet18+resnet34+resnet101",
+    *("alexnet+vgg16+resnet18", "vgg16+resnet18+resnet50", "resnet18+resnet34+resnet50", "resnet18+resnet34+resnet101"),
     "resnet18+resnet50+resnet101",
 )
 SEQUENTIAL, ONE_CORE_EACH, SIDE_BY_SIDE = "sequential", "one core each", "side by side"

@@ -23,12 +23,8 @@ from testing.live_server import live_server, reserved_port
 HOST = "127.0.0.1"
 LOAD_TIMEOUT_S, POLL_S = 300, 0.1
 COMMON = (
-    "--model-control-mode=explicit",
-    "--strict-readiness=false",
-    "--exit-on-error=false",
-    "--cache-config=local,size=16777216",
-    "--grpc-header-forward-pattern=x-.*",
-    "--http-header-forward-pattern=x-.*",
+    *("--model-control-mode=explicit", "--strict-readiness=false", "--exit-on-error=false"),
+    *("--cache-config=local,size=16777216", "--grpc-header-forward-pattern=x-.*", "--http-header-forward-pattern=x-.*"),
 )
 TRITON = (
     f"--cache-directory={ROOT / 'pytriton' / 'tritonserver' / 'caches'}",

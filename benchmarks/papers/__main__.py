@@ -18,16 +18,8 @@ from gangway.workload.qos import WorkloadError
 
 ALL = "all"
 FIGURES = (
-    "decision_costs",
-    "layerweaver_fig4",
-    "layerweaver_fig5",
-    "packrat",
-    "veltair_demands",
-    "veltair_efficiency",
-    "veltair_granularity",
-    "veltair_rates",
-    "veltair_latency",  # of the rates
-    "fidelity",  # the page, of what the others wrote
+    *("decision_costs", "layerweaver_fig4", "layerweaver_fig5", "packrat", "veltair_demands", "veltair_efficiency"),
+    *("veltair_granularity", "veltair_rates", "veltair_latency", "fidelity"),
 )
 
 

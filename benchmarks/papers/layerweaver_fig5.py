@@ -42,14 +42,7 @@ def draw(request: FigureRequest) -> None:
         writer = csv.writer(file)
         writer.writerow(
             (
-                "setting",
-                "rate_per_s",
-                "scheduler",
-                "model",
-                "p50_ms",
-                "p90_ms",
-                "p99_ms",
-                "late_percent",
+                *("setting", "rate_per_s", "scheduler", "model", "p50_ms", "p90_ms", "p99_ms", "late_percent"),
                 "paper_late_percent",
             )
         )

@@ -146,15 +146,7 @@ def together_us(profile: ModelProfile, split: SplitPlan) -> float:
 
 def _write_losses(request: FigureRequest, models: Iterable[MeasuredModel]) -> None:
     header = (
-        "model",
-        "one_row_ms",
-        "largest_batch",
-        "crowding",
-        "inside",
-        "start_us",
-        "share",
-        "share_error",
-        "residual",
+        *("model", "one_row_ms", "largest_batch", "crowding", "inside", "start_us", "share", "share_error", "residual"),
     )
     with Csv(request.output / "packrat_losses.csv", header) as file:
         for model in models:

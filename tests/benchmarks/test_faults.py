@@ -45,11 +45,7 @@ def example(compiled_zoo):
 
 
 SCHEDULERS_OWN = (
-    "gangway_growths",
-    "gangway_shrinks",
-    "gangway_layers",
-    "gangway_version_layers",
-    "gangway_blocks_planned",
+    *("gangway_growths", "gangway_shrinks", "gangway_layers", "gangway_version_layers", "gangway_blocks_planned"),
     "gangway_core_busy",
 )
 

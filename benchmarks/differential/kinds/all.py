@@ -27,23 +27,8 @@ from benchmarks.differential.kinds import (
 from benchmarks.differential.models import Model
 
 KINDS = (
-    values,
-    errors,
-    settings,
-    requests,
-    calls,
-    streams,
-    ensembles,
-    batches,
-    services,
-    configured,
-    departures,
-    transported,
-    public,
-    habits,
-    arrays,
-    ends,
-    completions,
+    *(values, errors, settings, requests, calls, streams, ensembles, batches, services, configured, departures),
+    *(transported, public, habits, arrays, ends, completions),
 )
 
 

@@ -173,18 +173,8 @@ COROUTINES = """
             return list(pool.map(lambda _: shown(ask("sums", a()).exec())["order"], range(5)))
 """
 COROUTINE_KINDS = (
-    "asyncio.run",
-    "asyncio.run twice",
-    "asyncio.run of a gather",
-    "a loop of its own",
-    "a new loop",
-    "a loop in a thread",
-    "wait_for",
-    "wait",
-    "run_in_executor",
-    "sleep",
-    "an error",
-    "exec in a thread",
+    *("asyncio.run", "asyncio.run twice", "asyncio.run of a gather", "a loop of its own", "a new loop"),
+    *("a loop in a thread", "wait_for", "wait", "run_in_executor", "sleep", "an error", "exec in a thread"),
     "exec in a pool",
 )
 ASYNC_EXECUTE = """

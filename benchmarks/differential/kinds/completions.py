@@ -40,11 +40,8 @@ COMPLETED = {
     "policy_empty": (IN, OUT, "config.set_model_transaction_policy({})", "return config"),
     "policy_false": (IN, OUT, "config.set_model_transaction_policy({'decoupled': False})", "return config"),
     "policy_twice": (
-        IN,
-        OUT,
-        "config.set_model_transaction_policy({'decoupled': True})",
-        "config.set_model_transaction_policy({'decoupled': False})",
-        "return config",
+        *(IN, OUT, "config.set_model_transaction_policy({'decoupled': True})"),
+        *("config.set_model_transaction_policy({'decoupled': False})", "return config"),
     ),
     "output_optional": (IN, f"config.add_output({Y[:-1]}, 'optional': True}})", "return config"),
     "name_changed": (IN, OUT, "config.as_dict()['name'] = 'other'", "return config"),

@@ -132,25 +132,9 @@ ENDS = f"""
         sender.send({FINAL})
 """
 ENDED = (
-    "calls",
-    "calls in a thread",
-    "streams",
-    "streams in a thread",
-    "loop in a thread",
-    "streams in a loop",
-    "keywords",
-    "positional",
-    "final twice",
-    "last",
-    "two senders",
-    "raises in a thread",
-    "errors only",
-    "parameters",
-    "request kept",
-    "large",
-    "array used again",
-    "pool",
-    "generator",
+    *("calls", "calls in a thread", "streams", "streams in a thread", "loop in a thread", "streams in a loop"),
+    *("keywords", "positional", "final twice", "last", "two senders", "raises in a thread", "errors only"),
+    *("parameters", "request kept", "large", "array used again", "pool", "generator"),
 )
 SOME_SENT = f"""
     def execute(self, requests):

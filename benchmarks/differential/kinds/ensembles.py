@@ -167,14 +167,7 @@ def cases() -> Iterator[Case]:
             (GRPC, STREAM) if name == "exit" else (GRPC, STREAM, JSON),
         )
     for name in (
-        "NOT_FOUND",
-        "INVALID_ARG",
-        "UNAVAILABLE",
-        "CANCELLED",
-        "no code",
-        "no responses",
-        "right",
-        "with outputs",
+        *("NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "CANCELLED", "no code", "no responses", "right", "with outputs"),
     ):
         yield from by(
             "ensembles, errors",
@@ -210,16 +203,8 @@ def cases() -> Iterator[Case]:
         (GRPC, STREAM, JSON),
     )
     for name in (
-        "right",
-        "one missing",
-        "none at all",
-        "one more",
-        "float64 for float32",
-        "two axes for one",
-        "scalar text",
-        "nothing for two",
-        "text for float32",
-        "reverse order",
+        *("right", "one missing", "none at all", "one more", "float64 for float32", "two axes for one", "scalar text"),
+        *("nothing for two", "text for float32", "reverse order"),
     ):
         for model in ("chain_other", "chain_missing"):
             yield from by("ensembles, outputs", f"{name}, {model}", Request(model, [texts("x", name)]), BOTH)
@@ -227,14 +212,7 @@ def cases() -> Iterator[Case]:
             "ensembles, outputs", f"{name}, y asked", Request("chain_missing", [texts("x", name)], ["y"]), BOTH
         )
     for name in (
-        "one",
-        "two",
-        "zero",
-        "five",
-        "only an error",
-        "an error in the middle",
-        "raises",
-        "final with the last",
+        *("one", "two", "zero", "five", "only an error", "an error in the middle", "raises", "final with the last"),
     ):
         for model in ("chain_streams", "chain_streams_first"):
             if model == "chain_streams_first" and name not in ("zero", "only an error", "raises"):

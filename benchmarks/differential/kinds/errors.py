@@ -62,26 +62,9 @@ RAISES = """
         return [answer(told("fine")) for _ in requests]
 """
 RAISED = (
-    "value error",
-    "own class",
-    "key error",
-    "no text",
-    "empty text",
-    "lines",
-    "unicode",
-    "two arguments",
-    "chained",
-    "assertion",
-    "model exception",
-    "triton error",
-    "stop iteration",
-    "memory",
-    "os error",
-    "import",
-    "attribute",
-    "deep",
-    "group",
-    "notes",
+    *("value error", "own class", "key error", "no text", "empty text", "lines", "unicode", "two arguments", "chained"),
+    *("assertion", "model exception", "triton error", "stop iteration", "memory", "os error", "import", "attribute"),
+    *("deep", "group", "notes"),
 )
 RESPONDS = """
     def execute(self, requests):
@@ -131,23 +114,8 @@ RESPONDS = """
 """
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED")
 RESPONDED = (
-    "no code",
-    "lines",
-    "empty",
-    "unicode",
-    "long",
-    "with outputs",
-    "with parameters",
-    "positional",
-    "no responses",
-    "two responses",
-    "tuple",
-    "generator",
-    "one response",
-    "dictionary",
-    "text",
-    "list of texts",
-    "list of tensors",
+    *("no code", "lines", "empty", "unicode", "long", "with outputs", "with parameters", "positional", "no responses"),
+    *("two responses", "tuple", "generator", "one response", "dictionary", "text", "list of texts", "list of tensors"),
     "list of errors",
 )
 MAKES = """
@@ -197,40 +165,13 @@ MAKES = """
         return [answer(told(value))]
 """
 MADE = (
-    "tensor of a list",
-    "tensor of None",
-    "tensor of a number",
-    "tensor of bytes",
-    "tensor of numpy's number",
-    "tensor of complex",
-    "tensor of dates",
-    "tensor of long double",
-    "name is None",
-    "name is empty",
-    "name is bytes",
-    "no arguments",
-    "response of None",
-    "response of nothing",
-    "response of a tensor",
-    "response of arrays",
-    "error of a text",
-    "error of an exception",
-    "error code 99",
-    "error message",
-    "error code",
-    "error default code",
-    "error of a number",
-    "parameters with a list",
-    "parameters with None",
-    "parameters with a float",
-    "parameters",
-    "parameters as a text",
-    "parameters key",
-    "has error",
-    "has no error",
-    "error of a right response",
-    "missing input",
-    "missing output",
+    *("tensor of a list", "tensor of None", "tensor of a number", "tensor of bytes", "tensor of numpy's number"),
+    *("tensor of complex", "tensor of dates", "tensor of long double", "name is None", "name is empty"),
+    *("name is bytes", "no arguments", "response of None", "response of nothing", "response of a tensor"),
+    *("response of arrays", "error of a text", "error of an exception", "error code 99", "error message", "error code"),
+    *("error default code", "error of a number", "parameters with a list", "parameters with None"),
+    *("parameters with a float", "parameters", "parameters as a text", "parameters key", "has error", "has no error"),
+    *("error of a right response", "missing input", "missing output"),
 )
 TEXT = config_of("do:STRING:1", "y:STRING:1")
 BROKEN = {

@@ -53,18 +53,7 @@ SAYS = """
         return [answer(told("fine"), parameters=self.said[text(r)]) for r in requests]
 """
 SAID = (
-    "none",
-    "empty",
-    "one",
-    "text",
-    "flag",
-    "negative",
-    "large",
-    "several",
-    "empty text",
-    "unicode",
-    "lines",
-    "id",
+    *("none", "empty", "one", "text", "flag", "negative", "large", "several", "empty text", "unicode", "lines", "id"),
     "sequence",
 )
 TOLD = """
@@ -92,34 +81,12 @@ TOLD = """
         return found
 """
 TOLDS = (
-    "keys",
-    "types",
-    "model_name",
-    "model_version",
-    "model_repository",
-    "model_instance_name",
-    "model_instance_kind",
-    "model_instance_device_id",
-    "config keys",
-    "config name",
-    "config platform",
-    "config backend",
-    "config runtime",
-    "config version_policy",
-    "config max_batch_size",
-    "config input",
-    "config output",
-    "config batch_input",
-    "config batch_output",
-    "config optimization",
-    "config instance_group",
-    "config default_model_filename",
-    "config cc_model_filenames",
-    "config metric_tags",
-    "config parameters",
-    "config model_warmup",
-    "config dynamic_batching",
-    "config model_transaction_policy",
+    *("keys", "types", "model_name", "model_version", "model_repository", "model_instance_name", "model_instance_kind"),
+    *("model_instance_device_id", "config keys", "config name", "config platform", "config backend", "config runtime"),
+    *("config version_policy", "config max_batch_size", "config input", "config output", "config batch_input"),
+    *("config batch_output", "config optimization", "config instance_group", "config default_model_filename"),
+    *("config cc_model_filenames", "config metric_tags", "config parameters", "config model_warmup"),
+    *("config dynamic_batching", "config model_transaction_policy"),
 )
 VERSIONED = """
     def initialize(self, args):

@@ -114,16 +114,8 @@ LOADS = """
         return found
 """
 LOADED = (
-    "ready",
-    "unload",
-    "ready",
-    "load",
-    "ready",
-    "load by names",
-    "load an unknown one",
-    "unload an unknown one",
-    "load a broken one",
-    "ready",
+    *("ready", "unload", "ready", "load", "ready", "load by names", "load an unknown one", "unload an unknown one"),
+    *("load a broken one", "ready"),
 )
 FUNCTIONS = {
     "names": "sorted(each for each in dir(pb_utils) if not each.startswith('_'))",
@@ -340,21 +332,8 @@ def cases() -> Iterator[Case]:
         [Http("POST", "/v2/repository/index", {"ready": True}), Rpc("RepositoryIndex", {"ready": True})],
     )
     for model in (
-        "types",
-        "sees_rows",
-        "versioned",
-        "sequence_rows",
-        "streams",
-        "chain",
-        "chain_streams",
-        "scores",
-        "cached",
-        "ragged_counted",
-        "reshaped",
-        "two_instances",
-        "warmed",
-        "told",
-        "sums",
+        *("types", "sees_rows", "versioned", "sequence_rows", "streams", "chain", "chain_streams", "scores", "cached"),
+        *("ragged_counted", "reshaped", "two_instances", "warmed", "told", "sums"),
     ):
         yield Case(f"metadata: {model}", [Rpc("ModelMetadata", {"name": model}), Http("GET", f"/v2/models/{model}")])
         yield Case(f"config: {model}", [Rpc("ModelConfig", {"name": model})])

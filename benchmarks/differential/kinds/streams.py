@@ -117,27 +117,9 @@ STREAMS = f"""
         sender.send({FINAL})
 """
 STREAMED = (
-    "zero",
-    "one",
-    "two",
-    "five",
-    "fifty",
-    "final with the last",
-    "only an error",
-    "an error with the flag",
-    "an error in the middle",
-    "an error first",
-    "raises",
-    "raises after one",
-    "no outputs",
-    "other outputs",
-    "other shapes",
-    "None",
-    "wrong flags",
-    "wrong response",
-    "cancelled?",
-    "seen",
-    "a thread",
+    *("zero", "one", "two", "five", "fifty", "final with the last", "only an error", "an error with the flag"),
+    *("an error in the middle", "an error first", "raises", "raises after one", "no outputs", "other outputs"),
+    *("other shapes", "None", "wrong flags", "wrong response", "cancelled?", "seen", "a thread"),
     "returns an empty list",
 )
 STREAMS_ASYNC = f"""

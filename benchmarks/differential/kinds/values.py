@@ -85,22 +85,8 @@ MAKES_TEXT = """
         return [answer(pb_utils.Tensor("y", self.made[text(r)])) for r in requests]
 """
 MADE_TEXTS = (
-    "bytes",
-    "str",
-    "fixed bytes",
-    "fixed text",
-    "fixed bytes with zeros",
-    "numbers",
-    "none",
-    "mixed",
-    "no text",
-    "numpy bytes",
-    "surrogates",
-    "matrix",
-    "turned",
-    "empty",
-    "scalar",
-    "flags",
+    *("bytes", "str", "fixed bytes", "fixed text", "fixed bytes with zeros", "numbers", "none", "mixed", "no text"),
+    *("numpy bytes", "surrogates", "matrix", "turned", "empty", "scalar", "flags"),
 )
 OTHER = """
     def initialize(self, args):
@@ -139,31 +125,10 @@ OTHER = """
         return [answer(*(pb_utils.Tensor(*pair) for pair in self.made[text(r)].items())) for r in requests]
 """
 OTHERS = (
-    "right",
-    "reverse order",
-    "one missing",
-    "none at all",
-    "one more",
-    "only another",
-    "float64 for float32",
-    "float16 for float32",
-    "int64 for int32",
-    "uint8 for int32",
-    "bool for int32",
-    "int32 for float32",
-    "text for float32",
-    "float32 for text",
-    "three for two",
-    "two axes for one",
-    "scalar for one axis",
-    "nothing for two",
-    "empty axis",
-    "scalar text",
-    "strided",
-    "reversed",
-    "fortran order",
-    "broadcast",
-    "read only",
+    *("right", "reverse order", "one missing", "none at all", "one more", "only another", "float64 for float32"),
+    *("float16 for float32", "int64 for int32", "uint8 for int32", "bool for int32", "int32 for float32"),
+    *("text for float32", "float32 for text", "three for two", "two axes for one", "scalar for one axis"),
+    *("nothing for two", "empty axis", "scalar text", "strided", "reversed", "fortran order", "broadcast", "read only"),
     "many elements",
 )
 OTHER_BATCH = """

@@ -144,12 +144,7 @@ for base in ("hf_bert_classifier", "ts_bert", "nn_lstm", "hf_deberta_v3", "tv_vi
 for base in ("ts_bert_classifier", "nn_transformer"):
     derived(f"dynamic_unsigned_{base}", base, dynamic_unsigned, ORT, 5e-2)
 for base in (
-    "tv_resnet18",
-    "tv_mobilenet_v3_small",
-    "ts_mobilenet_v3_small",
-    "nn_unet",
-    "tv_convnext",
-    "timm_repvit_m0_9",
+    *("tv_resnet18", "tv_mobilenet_v3_small", "ts_mobilenet_v3_small", "nn_unet", "tv_convnext", "timm_repvit_m0_9"),
 ):
     derived(f"qdq_{base}", base, static("QDQ"), ORT, 5e-2)
 derived("qdq_yolo11", "yolo11", static("QDQ", pre=False), ORT, 5e-2)

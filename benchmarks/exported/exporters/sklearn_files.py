@@ -138,10 +138,7 @@ estimator(
 estimator("outliers", lambda: neighbors.LocalOutlierFactor(novelty=True), None)
 
 TEXTS = [
-    "the cat sat on the mat",
-    "dogs are great friends",
-    "a cat and a dog",
-    "stocks fell today",
+    *("the cat sat on the mat", "dogs are great friends", "a cat and a dog", "stocks fell today"),
     "markets rose on news",
 ]
 KINDS = np.array([0, 0, 0, 1, 1] * 20)

@@ -7,17 +7,7 @@ from benchmarks.fuzz.differential.numbers import Array
 from benchmarks.fuzz.differential.rules.registry import rule
 
 TYPES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
     "float64",
 )
 _CASTS = {
