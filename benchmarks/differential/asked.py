@@ -81,6 +81,11 @@ class Request:
     output_parameters: Mapping[str, Value] = field(default_factory=dict)
 
 
+def doing(model: str, *what: str | bytes, wanted: Sequence[str] = (), rows: bool = False, **more: Any) -> Request:
+    """Return a request whose one input says what the model shall do. `more`: further fields of the request."""
+    return Request(model, [texts("do", *what, shape=(1, 1) if rows else None)], wanted, **more)
+
+
 @dataclass(frozen=True)
 class Infer:
     """A request, sent in one of the ways."""

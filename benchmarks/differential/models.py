@@ -88,6 +88,11 @@ def config_of(inputs: str, outputs: str, batch: int = 0, more: str = "") -> str:
     return "\n".join(['backend: "python"', f"max_batch_size: {batch}", *_tensors(inputs, outputs), more])
 
 
+def text_config(batch: int = 0, more: str = "") -> str:
+    """Return the config.pbtxt of a model that is told what to do, and tells what it found."""
+    return config_of("do:STRING:1", "y:STRING:1", batch, more)
+
+
 def ensemble_of(inputs: str, outputs: str, steps: Sequence[Step], batch: int = 0, more: str = "") -> str:
     """Return the config.pbtxt of an ensemble."""
     lines = ['platform: "ensemble"', f"max_batch_size: {batch}", *_tensors(inputs, outputs), more]
@@ -112,3 +117,6 @@ def _step(model: str, inputs: str, outputs: str) -> str:
     ]
     maps = " ".join(f'{group} {{ key: "{key}" value: "{value}" }}' for group, key, value in pairs)
     return f'step {{ model_name: "{model}" model_version: -1 {maps} }}'
+
+
+TEXT = text_config()

@@ -14,6 +14,7 @@ from benchmarks.differential.asked import (
     Tensor,
     Together,
     by,
+    doing,
     floats,
     generate,
     texts,
@@ -188,15 +189,13 @@ def cases() -> Iterator[Case]:
     for name in SNIPPETS:
         yield from by("arrays", name, Request("tries", [texts("do", name), floats("x", 1, 2)]), (GRPC,))
     for name in TEXTS:
-        yield from by(
-            "texts given", name, Request("gives", [texts("do", name)]), FEW if "large" in name else (*BOTH, "binary")
-        )
-        yield from by("texts given", f"{name}, on a stream", Request("gives_streams", [texts("do", name)]), (STREAM,))
-        yield from by("texts given", f"{name}, asked by a model", Request("asks_gives", [texts("do", name)]), (GRPC,))
+        yield from by("texts given", name, doing("gives", name), FEW if "large" in name else (*BOTH, "binary"))
+        yield from by("texts given", f"{name}, on a stream", doing("gives_streams", name), (STREAM,))
+        yield from by("texts given", f"{name}, asked by a model", doing("asks_gives", name), (GRPC,))
         if name not in ("large", "many"):
             yield from generate("generate", f"texts given: {name}", "gives", {"do": name})
     for name in NUMBERS:
-        yield from by("numbers given", name, Request("gives_numbers", [texts("do", name)]), (*BOTH, "binary"))
+        yield from by("numbers given", name, doing("gives_numbers", name), (*BOTH, "binary"))
         yield from generate("generate", f"numbers given: {name}", "gives_numbers", {"do": name})
     rows: Sequence[Sequence[bytes]] = ([JPEG], [b"", b"\xff"], [], [b"a", b"bc", b"def"])
     requests = [Request("ragged_texts", [Tensor("x", "BYTES", (1, len(row)), row)]) for row in rows]

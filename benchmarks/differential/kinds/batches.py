@@ -18,6 +18,7 @@ from benchmarks.differential.asked import (
     Value,
     Wait,
     by,
+    doing,
     floats,
     integers,
     texts,
@@ -266,21 +267,19 @@ def cases() -> Iterator[Case]:
         model = f"ragged_{kind.lower()}"
         yield Case(f"ragged: two sizes, {model}", [Together([Request(model, [row(*range(n + 1))]) for n in range(2)])])
     for what in ("a", "error"):
-        request = Request("cached", [texts("do", what)])
+        request = doing("cached", what)
         yield Case(f"cache: {what} three times", [Infer(request, GRPC) for _ in range(3)])
         yield Case(f"cache: {what} over HTTP", [Infer(request, JSON), Infer(request, JSON)])
     plain = texts("do", "b")
     yield Case("cache: another id", [Infer(Request("cached", [plain], id=name), GRPC) for name in ("1", "2")])
     yield Case(
-        "cache: other parameters",
-        [Infer(Request("cached", [texts("do", "c")], parameters={"p": value}), GRPC) for value in (1, 2, 1)],
+        "cache: other parameters", [Infer(doing("cached", "c", parameters={"p": value}), GRPC) for value in (1, 2, 1)]
     )
     yield Case(
-        "cache: other outputs",
-        [Infer(Request("cached", [texts("do", "d")], wanted), GRPC) for wanted in (["y"], ["z"], ["y"], [])],
+        "cache: other outputs", [Infer(doing("cached", "d", wanted=wanted), GRPC) for wanted in (["y"], ["z"], ["y"], [])]
     )
-    yield Case("cache: on a stream", [Infer(Request("cached", [texts("do", "e")]), STREAM) for _ in range(2)])
-    count = [Infer(Request("counted", [texts("do", name)]), GRPC) for name in ("a", "a", "error")]
+    yield Case("cache: on a stream", [Infer(doing("cached", "e"), STREAM) for _ in range(2)])
+    count = [Infer(doing("counted", name), GRPC) for name in ("a", "a", "error")]
     yield Case(
         "statistics: counted",
         [*count, Wait(Rpc("ModelStatistics", {"name": "counted", "version": "1"}), '"execution_count": "3"')],

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from benchmarks.differential.asked import FEW, GRPC, JSON, STREAM, Case, Infer, Request, by, texts
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.asked import FEW, GRPC, JSON, STREAM, Case, Infer, by, doing
+from benchmarks.differential.models import TEXT, Model, config_of
 
-TEXT = config_of("do:STRING:1", "y:STRING:1")
 ASKS_HEAD = """
 def value(tensor):
     array = tensor.as_numpy()
@@ -248,23 +247,23 @@ def cases() -> Iterator[Case]:
     """Yield the cases."""
     for name in ASKED:
         for model in ("asks", "asks_async"):
-            yield from by(f"BLS, {model}", name, Request(model, [texts("do", name)]), (GRPC,))
+            yield from by(f"BLS, {model}", name, doing(model, name), (GRPC,))
     yield from by(
         "BLS, asks",
         "with the caller's id",
-        Request("asks", [texts("do", "an id")], id="outer", parameters={"p": 5}),
+        doing("asks", "an id", id="outer", parameters={"p": 5}),
         (GRPC, JSON, STREAM),
     )
     for name in STREAMED:
         for model in ("asks_streams", "asks_streams_async"):
-            yield from by(f"BLS, {model}", name, Request(model, [texts("do", name)]), (GRPC,))
+            yield from by(f"BLS, {model}", name, doing(model, name), (GRPC,))
     for name in COROUTINE_KINDS:
-        yield from by("coroutines", name, Request("coroutines", [texts("do", name)]), (GRPC, JSON))
+        yield from by("coroutines", name, doing("coroutines", name), (GRPC, JSON))
     for name in ("gather", "gather with an error", "exec", "a task", "a thread", "a loop", "sleep", "raises"):
-        yield from by("async execute", name, Request("async_execute", [texts("do", name)]), (GRPC, JSON))
+        yield from by("async execute", name, doing("async_execute", name), (GRPC, JSON))
     for name in ("right", "one missing", "two axes for one", "float64 for float32", "one more"):
-        yield from by("BLS, passes on", name, Request("passes_on", [texts("do", name)]), FEW)
+        yield from by("BLS, passes on", name, doing("passes_on", name), FEW)
         yield from by(
-            "BLS, passes on", f"{name}, y asked", Request("passes_on", [texts("do", name)], ["y"], id="i"), (GRPC, JSON)
+            "BLS, passes on", f"{name}, y asked", doing("passes_on", name, wanted=["y"], id="i"), (GRPC, JSON)
         )
-    yield Case("BLS, asks: then right", [Infer(Request("asks", [texts("do", "a model")]), GRPC)])
+    yield Case("BLS, asks: then right", [Infer(doing("asks", "a model"), GRPC)])

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from benchmarks.differential.asked import BOTH, GRPC, Case, Http, Infer, Request, Rpc, by, floats, texts
-from benchmarks.differential.models import HEAD, Model, config_of
+from benchmarks.differential.asked import BOTH, GRPC, Case, Http, Infer, Request, Rpc, by, doing, floats
+from benchmarks.differential.models import HEAD, TEXT, Model, config_of
 
 X, Y = '{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}', '{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}'
 IN, OUT = f"config.add_input({X})", f"config.add_output({Y})"
@@ -179,7 +179,7 @@ MODELS = (
         Model(
             name,
             f"def execute(self, requests):\n    return [answer(told('fine')) for _ in requests]\ndef finalize(self):\n    {line}",
-            config_of("do:STRING:1", "y:STRING:1"),
+            TEXT,
         )
         for name, line in FINALIZES.items()
     ),
@@ -211,22 +211,22 @@ MODELS = (
     Model(
         "with_init",
         "def __init__(self):\n    self.word = 'made'\ndef execute(self, requests):\n    return [answer(told(self.word)) for _ in requests]",
-        config_of("do:STRING:1", "y:STRING:1"),
+        TEXT,
     ),
     Model(
         "init_returns",
         "def initialize(self, args):\n    return 3\ndef execute(self, requests):\n    return [answer(told('fine')) for _ in requests]",
-        config_of("do:STRING:1", "y:STRING:1"),
+        TEXT,
     ),
     Model(
         "slow_init",
         "def initialize(self, args):\n    time.sleep(0.2)\n    print('ready')\ndef execute(self, requests):\n    return [answer(told('fine')) for _ in requests]",
-        config_of("do:STRING:1", "y:STRING:1"),
+        TEXT,
     ),
     Model(
         "static_execute",
         "@staticmethod\ndef execute(requests):\n    return [answer(told('fine')) for _ in requests]",
-        config_of("do:STRING:1", "y:STRING:1"),
+        TEXT,
     ),
 )
 
@@ -240,9 +240,9 @@ def cases() -> Iterator[Case]:
         )
         yield from by("completing", f"asked, {name}", Request(model, [floats("x", 1, 2)]), (GRPC,))
     for name in READ:
-        yield from by("reading", name, Request("reads", [texts("do", name, shape=(1, 1))], ["y"]), (GRPC,))
+        yield from by("reading", name, doing("reads", name, wanted=["y"], rows=True), (GRPC,))
     for name in FINALIZES:
-        asked = Infer(Request(name, [texts("do", "a")]), GRPC)
+        asked = Infer(doing(name, "a"), GRPC)
         path = f"/v2/repository/models/{name}"
         yield Case(f"finalize: {name}", [asked, Http("POST", f"{path}/unload"), Http("POST", f"{path}/load"), asked])
     for name in ENVIRONMENTS:
@@ -254,4 +254,4 @@ def cases() -> Iterator[Case]:
     for name in ("on_cpu_only", "two_classes", "no_class"):
         yield from by("files", name, Request(name, [floats("x", 1, 2)]), (GRPC,))
     for name in ("with_init", "init_returns", "slow_init", "static_execute"):
-        yield from by("files", name, Request(name, [texts("do", "a")]), (GRPC,))
+        yield from by("files", name, doing(name, "a"), (GRPC,))

@@ -18,10 +18,9 @@ from benchmarks.differential.asked import (
     Case,
     Departs,
     Infer,
-    Request,
     Rpc,
     Scrape,
-    texts,
+    doing,
 )
 from benchmarks.differential.kinds.streams import DECOUPLED, FINAL
 from benchmarks.differential.models import Model, config_of, ensemble_of
@@ -150,18 +149,18 @@ def cases() -> Iterator[Case]:
         *((name, way) for name in (*CHAINS, *CALLING) for way in (RESET, DEADLINE, STREAM_RESET, HTTP)),
     ]
     for model, way in asked:
-        again = Infer(Request(model, [texts("do", "again")]), STREAM if model in STREAMED or way in STREAMS else GRPC)
+        again = Infer(doing(model, "again"), STREAM if model in STREAMED or way in STREAMS else GRPC)
         departs = Departs(model, way, 1 + (model in CALLING))
         # Which response of an ensemble's last step is the final one is a matter of luck in Triton.
         yield Case(f"departs: {model}, {way}", [departs] if model == "watches_stream_chain" else [departs, again])
     for way in (RESET, HTTP):
         yield Case(f"departs: queued, {way}", [Departs("watches", way, behind=True)])
     for way in (RESET, HTTP):
-        beside = Request("watches_rows", [texts("do", "stays", shape=(1, 1))])
+        beside = doing("watches_rows", "stays", rows=True)
         yield Case(f"departs: of a batch, {way}", [Departs("watches_rows", way, beside=beside)])
     for model in ("watches_chain", "watches_asks"):
         for way in BOTH:
-            yield Case(f"departs: nobody, {model}, {way}", [Infer(Request(model, [texts("do", "stays")]), way)])
+            yield Case(f"departs: nobody, {model}, {way}", [Infer(doing(model, "stays"), way)])
     # Of a model that is not decoupled it is a matter of luck whether the answer or the client's leave comes first.
     yield Case("departs: statistics", [Rpc("ModelStatistics", {"name": "watches_stream"})])
     names = ("request_failure", "request_success")

@@ -15,6 +15,7 @@ from benchmarks.differential.asked import (
     Together,
     Value,
     by,
+    doing,
     floats,
     generate,
     texts,
@@ -243,7 +244,7 @@ MODELS = (
 def cases() -> Iterator[Case]:
     """Yield the cases."""
     for name in ENDED:
-        yield from by("ends", name, Request("ends", [texts("do", name)], id="i", parameters={"p": 1}), (STREAM,))
+        yield from by("ends", name, doing("ends", name, id="i", parameters={"p": 1}), (STREAM,))
         if name not in ("last", "final twice", "large"):
             yield from by("ends", f"{name}, ensemble", Request("ends_chain", [texts("x", name)], id="i"), (STREAM,))
             yield Case(
@@ -258,22 +259,17 @@ def cases() -> Iterator[Case]:
         for way in BOTH:
             yield Case(
                 f"ends: of a batch, {what}, {way}",
-                [Together([Request("some_sent", [texts("do", name, shape=(1, 1))]) for name in names], way)],
+                [Together([doing("some_sent", name, rows=True) for name in names], way)],
             )
     for name in ("two", "sent and returned"):
-        yield from by(
-            "ends", f"not decoupled: {name}", Request("sent_twice", [texts("do", name)]), (GRPC, STREAM, JSON)
-        )
+        yield from by("ends", f"not decoupled: {name}", doing("sent_twice", name), (GRPC, STREAM, JSON))
     for model in ("gathers", "gathers_plainly"):
         for what, names in {
             "right": ("a", "b", "c", "d"),
             "one fails": ("a", "error", "c", "d"),
             "one raises": ("a", "raises", "c", "d"),
         }.items():
-            yield Case(
-                f"ends: {model}, {what}",
-                [Together([Request(model, [texts("do", name, shape=(1, 1))]) for name in names])],
-            )
+            yield Case(f"ends: {model}, {what}", [Together([doing(model, name, rows=True) for name in names])])
     final: dict[str, Value] = {"triton_enable_empty_final_response": True}
     for what, words in WORDS.items():
         yield from generate("generate: ensemble token_chain", what, "token_chain", {"text_input": words})

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from benchmarks.differential.asked import BINARY, BOTH, GRPC, STREAM, Case, Http, Infer, Request, Rpc, by, floats, texts
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.asked import BINARY, BOTH, GRPC, STREAM, Case, Http, Infer, Request, Rpc, by, doing, floats
+from benchmarks.differential.models import TEXT, Model
 
 RAISES = """
     def execute(self, requests):
@@ -173,7 +173,6 @@ MADE = (
     *("parameters with a float", "parameters", "parameters as a text", "parameters key", "has error", "has no error"),
     *("error of a right response", "missing input", "missing output"),
 )
-TEXT = config_of("do:STRING:1", "y:STRING:1")
 BROKEN = {
     "init_raises": Model(
         "init_raises",
@@ -215,26 +214,26 @@ MODELS = (
 
 def cases() -> Iterator[Case]:
     """Yield the cases; a right request follows each error."""
-    right = Request("raises", [texts("do", "right")])
+    right = doing("raises", "right")
     for name in RAISED:
-        request = Request("raises", [texts("do", name)])
+        request = doing("raises", name)
         yield from by("raise", name, request, BOTH)
         if name in ("value error", "lines", "unicode", "model exception"):
             yield from by("raise", name, request, (STREAM, BINARY))
         yield Case(f"raise: then right, {name}", [Infer(right, GRPC)])
     for name in ("exit", "exit 0"):
-        request = Request("raises", [texts("do", name)])
+        request = doing("raises", name)
         yield from by("exit", name, request, (GRPC, STREAM))
         yield Case(f"exit: then right, {name}", [Infer(right, GRPC)])
     for name in CODES:
-        yield from by("error codes", name, Request("responds", [texts("do", name)]), (*BOTH, STREAM, BINARY))
+        yield from by("error codes", name, doing("responds", name), (*BOTH, STREAM, BINARY))
     for name in RESPONDED:
-        yield from by("responses", name, Request("responds", [texts("do", name)]), BOTH)
-        yield Case(f"responses: then right, {name}", [Infer(Request("responds", [texts("do", "right")]), GRPC)])
+        yield from by("responses", name, doing("responds", name), BOTH)
+        yield Case(f"responses: then right, {name}", [Infer(doing("responds", "right"), GRPC)])
     for name in MADE:
-        yield from by("objects", name, Request("makes", [texts("do", name)]), (GRPC,))
+        yield from by("objects", name, doing("makes", name), (GRPC,))
     for name in (*BROKEN, "unheard_of"):
-        request = Request(name, [texts("do", "right")])
+        request = doing(name, "right")
         yield from by("not loaded", name, request, BOTH)
         yield Case(
             f"not loaded: ready, {name}", [Http("GET", f"/v2/models/{name}/ready"), Rpc("ModelReady", {"name": name})]
@@ -243,17 +242,15 @@ def cases() -> Iterator[Case]:
             f"not loaded: metadata, {name}", [Http("GET", f"/v2/models/{name}"), Rpc("ModelMetadata", {"name": name})]
         )
         yield Case(f"not loaded: load, {name}", [Http("POST", f"/v2/repository/models/{name}/load")])
-    yield from by(
-        "versions", "unknown version", Request("raises", [texts("do", "right")], version="7"), (*BOTH, STREAM)
-    )
-    yield from by("versions", "no number", Request("raises", [texts("do", "right")], version="x"), BOTH)
+    yield from by("versions", "unknown version", doing("raises", "right", version="7"), (*BOTH, STREAM))
+    yield from by("versions", "no number", doing("raises", "right", version="x"), BOTH)
     yield Case(
         "finalize: raises",
         [
-            Infer(Request("finalize_raises", [texts("do", "a")]), GRPC),
+            Infer(doing("finalize_raises", "a"), GRPC),
             Http("POST", "/v2/repository/models/finalize_raises/unload"),
             Http("POST", "/v2/repository/models/finalize_raises/load"),
-            Infer(Request("finalize_raises", [texts("do", "a")]), GRPC),
+            Infer(doing("finalize_raises", "a"), GRPC),
         ],
     )
     yield from by("wrong inputs", "a number for a text", Request("raises", [floats("do", 1)]), (GRPC, BINARY))

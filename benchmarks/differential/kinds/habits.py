@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.differential.asked import GRPC, JSON, STREAM, Case, Infer, Request, by, floats, texts
+from benchmarks.differential.asked import GRPC, JSON, STREAM, Case, Infer, Request, by, doing, floats
 from benchmarks.differential.models import Model, config_of, lambdas
 
 HEAD = """from __future__ import annotations
@@ -246,10 +246,8 @@ MODELS = (
 def cases() -> Iterator[Case]:
     """Yield the cases."""
     for name in SNIPPETS:
-        yield from by("habits", name, Request("habits", [texts("do", name)]), (GRPC,))
+        yield from by("habits", name, doing("habits", name), (GRPC,))
     for name in RETURNED:
         if name not in ("None in the list", "nothing"):
-            yield from by(
-                "habits, returned", name, Request("habits_returns", [texts("do", name)]), (GRPC, JSON, STREAM)
-            )
+            yield from by("habits, returned", name, doing("habits_returns", name), (GRPC, JSON, STREAM))
     yield Case("habits: afterwards", [Infer(Request("habits_echo", [floats("x", 1)]), GRPC)])

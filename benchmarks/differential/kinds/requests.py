@@ -16,11 +16,12 @@ from benchmarks.differential.asked import (
     Rpc,
     Value,
     by,
+    doing,
     floats,
     integers,
     texts,
 )
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.models import TEXT, Model, config_of
 
 SEES = """
     def execute(self, requests):
@@ -122,7 +123,7 @@ MODELS = (
             more="dynamic_batching { priority_levels: 3 default_priority_level: 2 }",
         ),
     ),
-    Model("says", SAYS, config_of("do:STRING:1", "y:STRING:1")),
+    Model("says", SAYS, TEXT),
     Model(
         "told",
         TOLD,
@@ -279,10 +280,10 @@ def cases() -> Iterator[Case]:
         BOTH,
     )
     for name in SAID:
-        yield from by("response parameters", name, Request("says", [texts("do", name)]), (GRPC, STREAM, JSON, BINARY))
+        yield from by("response parameters", name, doing("says", name), (GRPC, STREAM, JSON, BINARY))
     for name in TOLDS:
-        yield from by("arguments", name, Request("told", [texts("do", name)]), (GRPC,))
-        yield from by("arguments of batches", name, Request("told_rows", [texts("do", name, shape=(1, 1))]), (GRPC,))
+        yield from by("arguments", name, doing("told", name), (GRPC,))
+        yield from by("arguments of batches", name, doing("told_rows", name, rows=True), (GRPC,))
     for version in ("", "1", "2", "3"):
         yield from by(
             "versions",

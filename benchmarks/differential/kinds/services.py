@@ -14,10 +14,10 @@ from benchmarks.differential.asked import (
     Scrape,
     Wait,
     by,
+    doing,
     floats,
-    texts,
 )
-from benchmarks.differential.models import HEAD, Model, config_of, telling
+from benchmarks.differential.models import HEAD, TEXT, Model, config_of, telling
 
 X, Y = '{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}', '{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}'
 COMPLETES = """
@@ -246,10 +246,10 @@ MODELS = (
         COMPLETES.format(lines='        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [5]})'),
         config_of("x:FP32:3", "y:FP32:3"),
     ),
-    Model("counts", COUNTS, config_of("do:STRING:1", "y:STRING:1")),
-    Model("loads", LOADS, config_of("do:STRING:1", "y:STRING:1")),
+    Model("counts", COUNTS, TEXT),
+    Model("loads", LOADS, TEXT),
     Model("late", LATE, config_of("x:FP32:-1", "y:FP32:-1")),
-    Model("functions", CALLS, config_of("do:STRING:1", "y:STRING:1")),
+    Model("functions", CALLS, TEXT),
     Model(
         "helps",
         HELPED,
@@ -285,15 +285,15 @@ def cases() -> Iterator[Case]:
         values = floats("x", 1, 2, 3, shape=(1, 3) if name in ("batch", "dynamic", "partly") else (3,))
         yield Case(f"completed: asked, {name}", [Infer(Request(model, [values]), GRPC)])
     for name in COUNTED:
-        yield from by("metrics", name, Request("counts", [texts("do", name)]), (GRPC,))
+        yield from by("metrics", name, doing("counts", name), (GRPC,))
     yield Case(
         "metrics: scraped",
         [Wait(Scrape(["differential_", "# HELP differential_", "# TYPE differential_"]), "differential_")],
     )
     for number, name in enumerate(LOADED):
-        yield from by("load_model", f"{number} {name}", Request("loads", [texts("do", name)]), (GRPC,))
+        yield from by("load_model", f"{number} {name}", doing("loads", name), (GRPC,))
     for name in FUNCTIONS:
-        yield from by("pb_utils", name, Request("functions", [texts("do", name)]), (GRPC,))
+        yield from by("pb_utils", name, doing("functions", name), (GRPC,))
     yield from by("modules", "beside the model", Request("helps", [floats("x", 1)]), BOTH)
     yield from by("warm-up", "seen before", Request("warmed", [floats("x", 1, 2)]), (GRPC,))
     again = Infer(Request("reloaded", [floats("x", 1)]), GRPC)

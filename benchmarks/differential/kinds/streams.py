@@ -12,11 +12,12 @@ from benchmarks.differential.asked import (
     Request,
     Together,
     by,
+    doing,
     generate,
     integers,
     texts,
 )
-from benchmarks.differential.models import Model, config_of
+from benchmarks.differential.models import TEXT, Model, config_of, text_config
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 FINAL = "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
@@ -196,10 +197,10 @@ SHOUTS = """
         return found
 """
 MODELS = (
-    Model("streams", STREAMS, config_of("do:STRING:1", "y:STRING:1", more=DECOUPLED)),
-    Model("streams_rows", STREAMS, config_of("do:STRING:1", "y:STRING:1", batch=4, more=DECOUPLED)),
-    Model("streams_async", STREAMS_ASYNC, config_of("do:STRING:1", "y:STRING:1", more=DECOUPLED)),
-    Model("sends", SENDS, config_of("do:STRING:1", "y:STRING:1")),
+    Model("streams", STREAMS, text_config(more=DECOUPLED)),
+    Model("streams_rows", STREAMS, text_config(batch=4, more=DECOUPLED)),
+    Model("streams_async", STREAMS_ASYNC, text_config(more=DECOUPLED)),
+    Model("sends", SENDS, TEXT),
     Model("tokens", TOKENS, config_of("text_input:STRING:1", "text_output:STRING:1 number:INT32:1", more=DECOUPLED)),
     Model("shouts", SHOUTS, config_of("text_input:STRING:1 n:INT32:-1?", "text_output:STRING:1 size:INT32:1")),
     Model(
@@ -214,36 +215,32 @@ def cases() -> Iterator[Case]:
     """Yield the cases."""
     empty_final = {"triton_enable_empty_final_response": True}
     for name in STREAMED:
-        request = Request("streams", [texts("do", name)], id="i")
+        request = doing("streams", name, id="i")
         yield from by("decoupled", name, request, (STREAM,))
         if name in ("zero", "one", "two", "an error in the middle", "final with the last", "raises", "only an error"):
             yield from by(
-                "decoupled",
-                f"{name}, empty final response",
-                Request("streams", [texts("do", name)], parameters=empty_final),
-                (STREAM,),
+                "decoupled", f"{name}, empty final response", doing("streams", name, parameters=empty_final), (STREAM,)
             )
         if name in ("zero", "one", "two", "only an error", "raises", "final with the last", "an error in the middle"):
             yield from by("decoupled", f"{name}, no stream", request, (GRPC, JSON))
-    yield from by("decoupled", "rows", Request("streams_rows", [texts("do", "two", shape=(1, 1))]), (STREAM,))
+    yield from by("decoupled", "rows", doing("streams_rows", "two", rows=True), (STREAM,))
     for name in ("three",):
-        yield from by("decoupled", f"async, {name}", Request("streams_async", [texts("do", name)]), (STREAM,))
+        yield from by("decoupled", f"async, {name}", doing("streams_async", name), (STREAM,))
     for name in SENT:
-        yield from by("senders", name, Request("sends", [texts("do", name)]), (GRPC, STREAM, JSON))
+        yield from by("senders", name, doing("sends", name), (GRPC, STREAM, JSON))
     mixed = [
-        Request("streams", [texts("do", name)], id=f"r{n}")
-        for n, name in enumerate(("two", "only an error", "zero", "raises", "one"))
+        doing("streams", name, id=f"r{n}") for n, name in enumerate(("two", "only an error", "zero", "raises", "one"))
     ]
     mixed = [Request(each.model, each.inputs, id=each.id, parameters=empty_final) for each in mixed]
     yield Case("stream: several requests", [OnStream(mixed)])
     unlike = [
-        Request("streams", [texts("do", "one")], id="a"),
-        Request("sends", [texts("do", "returned")], id="b"),
-        Request("unheard_of", [texts("do", "one")], id="c"),
+        doing("streams", "one", id="a"),
+        doing("sends", "returned", id="b"),
+        doing("unheard_of", "one", id="c"),
         Request("sends", [texts("nothing", "one")], id="d"),
-        Request("responds", [texts("do", "NOT_FOUND")], id="e"),
-        Request("raises", [texts("do", "value error")], id="f"),
-        Request("sends", [texts("do", "sent")], id="g"),
+        doing("responds", "NOT_FOUND", id="e"),
+        doing("raises", "value error", id="f"),
+        doing("sends", "sent", id="g"),
     ]
     yield Case(
         "stream: several models",
@@ -298,8 +295,5 @@ def cases() -> Iterator[Case]:
             f"generate: decoupled ensemble, {route}",
             [Http("POST", f"/v2/models/token_chain/{route}", {"text_input": "a b"})],
         )
-    yield Case(
-        "stream: two at once",
-        [Together([Request("streams", [texts("do", "five")], id=f"{n}") for n in range(2)], STREAM)],
-    )
+    yield Case("stream: two at once", [Together([doing("streams", "five", id=f"{n}") for n in range(2)], STREAM)])
     yield from by("decoupled", "wrong input", Request("streams", [integers("do", 1)]), (STREAM, GRPC))

@@ -23,6 +23,7 @@ from benchmarks.differential.asked import (
     Request,
     Rpc,
     Stranger,
+    doing,
     floats,
     texts,
 )
@@ -39,12 +40,12 @@ def cases() -> Iterator[Case]:
         "large": Request("adds", [floats("x", *range(LARGE))]),
         "bytes": Request("lengths", [texts("x", b"\xff\xd8", b"")]),
         "ensemble": Request("chain", [floats("x", 1, 2)]),
-        "raises": Request("raises", [texts("do", "value error")]),
+        "raises": doing("raises", "value error"),
         "unknown": Request("unheard_of", [floats("x", 1)]),
         "headers": Request("sees", [floats("a", 1)], headers={"x-user": "me"}),
     }
     streamed = [
-        Request("streams", [texts("do", name)], id=name, parameters={"triton_enable_empty_final_response": True})
+        doing("streams", name, id=name, parameters={"triton_enable_empty_final_response": True})
         for name in ("five", "an error in the middle", "one")
     ]
     for kind in (TLS, MUTUAL, UNIX):

@@ -15,6 +15,7 @@ from benchmarks.differential.asked import (
     Request,
     Tensor,
     by,
+    doing,
     floats,
     integers,
     texts,
@@ -219,15 +220,13 @@ def cases() -> Iterator[Case]:
     yield from by("bytes", "rows", Request("lengths_rows", [rows]), FEW)
     yield from by("bytes", "only the sizes of a picture", Request("lengths", [texts("x", JPEG)], ["sizes"]), WAYS[:3])
     for name in MADE_TEXTS:
-        yield from by(
-            "texts made", name, Request("makes_text", [texts("do", name)]), BOTH if name != "no text" else FEW
-        )
+        yield from by("texts made", name, doing("makes_text", name), BOTH if name != "no text" else FEW)
     for name in OTHERS:
-        yield from by("outputs", name, Request("other", [texts("do", name)]), BOTH)
+        yield from by("outputs", name, doing("other", name), BOTH)
         if name in ("right", "one missing", "one more", "float64 for float32", "two axes for one", "none at all"):
-            yield from by("outputs", name, Request("other", [texts("do", name)]), (STREAM, BINARY))
-            yield from by("outputs", f"{name}, y and s asked", Request("other", [texts("do", name)], ["y", "s"]), BOTH)
-            yield from by("outputs", f"{name}, z asked", Request("other", [texts("do", name)], ["z"]), BOTH)
+            yield from by("outputs", name, doing("other", name), (STREAM, BINARY))
+            yield from by("outputs", f"{name}, y and s asked", doing("other", name, wanted=["y", "s"]), BOTH)
+            yield from by("outputs", f"{name}, z asked", doing("other", name, wanted=["z"]), BOTH)
     for name in ("right", "other rows", "no batch", "other width", "one axis more", "int64", "no rows"):
         do = texts("do", name, name, shape=(2, 1))
         yield from by("outputs of rows", name, Request("other_rows", [do]), BOTH)
