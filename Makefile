@@ -132,7 +132,6 @@ format: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.kernels
-	$(BIN)/python -m benchmarks.kernels.conv_depthwise
 	$(BIN)/python -m benchmarks.kernels.corners
 	$(BIN)/python -m benchmarks.kernels.models
 	$(BIN)/python -m benchmarks.kernels.gang

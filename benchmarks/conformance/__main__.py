@@ -11,12 +11,11 @@ from pathlib import Path
 
 from benchmarks.conformance.cases import NEWEST_OPSET, Case, collect
 from benchmarks.conformance.docs import write_docs
-from benchmarks.conformance.runner import CRASHED, NATIVE, ONNXRUNTIME, RELAX, UNSUPPORTED, Outcome, run_all
+from benchmarks.conformance.runner import NATIVE, ONNXRUNTIME, RELAX, Outcome, run_all
 from gangway.base.console import ProgressBars
 from gangway.executor.launch import available_cores
 from testing.report import CONSOLE, Report, Row, option_parser, start_report
 
-HOWS = (NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED)
 LEAST_COMPILED = 0.85
 
 

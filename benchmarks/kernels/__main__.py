@@ -1,8 +1,6 @@
 """Kernels one by one: GFLOP/s of every distinct layer, its share of the measured peak, and onnxruntime beside it, one
 core each.
 
-Convolutions that are computed together with the next one have a benchmark of their own (`conv_depthwise.py`).
-
 Caches are warm on both sides. Multiplications by padding, of pixels or of channels, do not count as work.
 """
 

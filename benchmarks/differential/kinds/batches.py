@@ -276,7 +276,8 @@ def cases() -> Iterator[Case]:
         "cache: other parameters", [Infer(doing("cached", "c", parameters={"p": value}), GRPC) for value in (1, 2, 1)]
     )
     yield Case(
-        "cache: other outputs", [Infer(doing("cached", "d", wanted=wanted), GRPC) for wanted in (["y"], ["z"], ["y"], [])]
+        "cache: other outputs",
+        [Infer(doing("cached", "d", wanted=wanted), GRPC) for wanted in (["y"], ["z"], ["y"], [])],
     )
     yield Case("cache: on a stream", [Infer(doing("cached", "e"), STREAM) for _ in range(2)])
     count = [Infer(doing("counted", name), GRPC) for name in ("a", "a", "error")]

@@ -12,7 +12,6 @@ from benchmarks.fuzz.differential.numbers import Array, numbers
 NEWEST_OPSET = 26  # of ONNX, that onnxruntime opens; its kernels know older ones
 OLDEST_OPSET = 7
 DOMAINS = {"": "", "ml": "ai.onnx.ml", "ms": "com.microsoft"}
-_ML_OPSET = 3
 _BASE_OPSET = 17  # of ONNX, beside operators of other domains
 _IR_VERSION = 8  # before it was raised for newer operator sets
 _NEWER_IR = {19: 9, 21: 10, 23: 11, 24: 12, 25: 12, 26: 13}
