@@ -16,18 +16,17 @@ one of them is served all the same: runs correct the estimate.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler.gangs import GangTable
-from gangway.scheduler.models import ModelTable
+from gangway.scheduler.apply import Execution
 from gangway.scheduler.policy import Query
-from gangway.scheduler.policy_config import DEFAULT, PolicyConfig, Shedding
+from gangway.scheduler.policy_config import DEFAULT, Shedding
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.requests import Request, RequestTable
-from gangway.scheduler.resources import WorkerTable
+from gangway.scheduler.requests import Request
+from gangway.scheduler.state import SchedulerState
 from gangway.scheduler.units import Piece, Unit
 from gangway.scheduler.waiting import WaitingGroup, earlier
 
@@ -129,23 +128,15 @@ def _known(group: WaitingGroup, models: Mapping[int, ModelProfile]) -> ModelProf
 
 
 class Admission:
-    """Applies the rules to the requests of a server, by calling `drop`. Times are on CLOCK_MONOTONIC."""
+    """Applies the rules to the requests of a server. Times are on CLOCK_MONOTONIC."""
 
-    def __init__(
-        self,
-        drop: Callable[[Request, SlotStatus], None],
-        gangs: GangTable,
-        requests: RequestTable,
-        workers: WorkerTable,
-        models: ModelTable,
-        config: PolicyConfig,
-    ) -> None:
-        self._drop = drop
-        self._gangs = gangs
-        self._requests = requests
-        self._workers = workers
-        self._models = models
-        self._config = config
+    def __init__(self, state: SchedulerState, execution: Execution) -> None:
+        self._drop = execution.drop
+        self._gangs = execution.gangs
+        self._requests = state.requests
+        self._workers = state.workers
+        self._models = state.models
+        self._config = state.policy.config
         self._trusted_us: dict[int, float] = {}  # by model: since when its estimate refuses, or when it was probed
 
     @property

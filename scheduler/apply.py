@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gangway.artifact.precision import FP32
-from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import LeaseLeft, LeftReason
@@ -14,12 +13,10 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler.gangs import DONE, Gang, GangTable
 from gangway.scheduler.interference import BlockTimes
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.models import ModelTable
-from gangway.scheduler.observability import REFUSALS, Accounts, DecisionLog
-from gangway.scheduler.policies.base import Policy
+from gangway.scheduler.observability import REFUSALS
 from gangway.scheduler.policy import LoneStart, Reject, Replan, Resize, Start, StartOver, Stop
-from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
-from gangway.scheduler.resources import ArenaPool, WorkerTable
+from gangway.scheduler.requests import MAX_CRASHES, Request
+from gangway.scheduler.state import SchedulerState
 from gangway.scheduler.units import Unit
 
 END: Final = PhaseKind.END
@@ -35,29 +32,18 @@ class Execution:
     one; `queue_changed`: the queries that wait for a core have.
     """
 
-    def __init__(
-        self,
-        control: ControlSegment,
-        requests: RequestTable,
-        workers: WorkerTable,
-        models: ModelTable,
-        arenas: ArenaPool,
-        policy: Policy,
-        accounts: Accounts,
-        log: DecisionLog,
-        on_crash: Callable[[int], None],
-    ) -> None:
-        self.gangs = GangTable(control)
+    def __init__(self, state: SchedulerState, on_crash: Callable[[int], None]) -> None:
+        self.gangs = GangTable(state.control)
         self.times = BlockTimes()
         self.changed = False
         self.queue_changed = False
-        self._requests = requests
-        self._workers = workers
-        self._models = models
-        self._arenas = arenas
-        self._policy = policy
-        self._accounts = accounts
-        self._log = log
+        self._requests = state.requests
+        self._workers = state.workers
+        self._models = state.models
+        self._arenas = state.arenas
+        self._policy = state.policy
+        self._accounts = state.accounts
+        self._log = state.log
         self._on_crash = on_crash
 
     @property

@@ -5,12 +5,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.gangs import Gang
-from gangway.scheduler.models import ModelTable
-from gangway.scheduler.observability import DecisionLog, TraceWriter
 from gangway.scheduler.policies import turns
-from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import (
     Decision,
     Query,
@@ -24,8 +20,7 @@ from gangway.scheduler.policy import (
     Stop,
     Wake,
 )
-from gangway.scheduler.requests import RequestTable
-from gangway.scheduler.resources import WorkerTable
+from gangway.scheduler.state import SchedulerState
 from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries, earlier
@@ -52,27 +47,16 @@ class Dispatcher:
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        execution: Execution,
-        requests: RequestTable,
-        workers: WorkerTable,
-        models: ModelTable,
-        former: BatchFormer | None,
-        trace: TraceWriter | None,
-        log: DecisionLog,
-        way_back_us: float,
-    ) -> None:
-        self._policy = policy
+    def __init__(self, state: SchedulerState, execution: Execution) -> None:
+        self._policy = state.policy
         self._execution = execution
-        self._requests = requests
-        self._workers = workers
-        self._models = models
-        self._former = former
-        self._trace = trace
-        self._log = log
-        self._way_back_us = way_back_us
+        self._requests = state.requests
+        self._workers = state.workers
+        self._models = state.models
+        self._former = state.former
+        self._trace = state.trace
+        self._log = state.log
+        self._way_back_us = state.way_back_us
         self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
         self._came = BEST_EFFORT  # those who may change most of those who have come since the last decision,
         self._highest = float("inf")  # and their highest class

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import (
     MAX_COMPLETED,
     NO_LEASE,
@@ -26,18 +25,14 @@ from gangway.executor.fast_path import (
     InFlight,
     OpenModel,
 )
-from gangway.executor.slots import SlotTable
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.gangs import RANKS_WAIT_US
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import LoneStart, Query
 from gangway.scheduler.prediction import query_level
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.requests import RequestTable
-from gangway.scheduler.resources import REST_US, ArenaPool, WorkerTable
+from gangway.scheduler.resources import REST_US
+from gangway.scheduler.state import SchedulerState
 
 HELD_REST_US = 1e6  # after which a model is opened again whose instances have waited: to open it takes time
 LEASES_LEFT = 4  # at least, for queries that are decided about
@@ -62,33 +57,18 @@ class _Open:
 
 
 class FastPathScheduler:
-    """Opens models for the fast path, waits while it does all there is to do, and takes over what is under way then.
+    """Opens models for the fast path, waits while it does all there is to do, and takes over what is under way then."""
 
-    `way_back_us`: as in Snapshot.
-    """
-
-    def __init__(
-        self,
-        control: ControlSegment,
-        tables: Sequence[SlotTable],
-        requests: RequestTable,
-        workers: WorkerTable,
-        models: ModelTable,
-        arenas: ArenaPool,
-        execution: Execution,
-        policy: Policy,
-        former: BatchFormer | None,
-        way_back_us: float,
-    ) -> None:
-        self._path = FastPath(control, tables, RANKS_WAIT_US)
-        self._requests = requests
-        self._workers = workers
-        self._models = models
-        self._arenas = arenas
+    def __init__(self, state: SchedulerState, execution: Execution) -> None:
+        self._path = FastPath(state.control, state.requests.tables, RANKS_WAIT_US)
+        self._requests = state.requests
+        self._workers = state.workers
+        self._models = state.models
+        self._arenas = state.arenas
         self._execution = execution
-        self._policy = policy
-        self._former = former
-        self._way_back_us = way_back_us
+        self._policy = state.policy
+        self._former = state.former
+        self._way_back_us = state.way_back_us
         self._open: dict[int, _Open] = {}
         self._asked_us: dict[int, float] = {}  # when a model was asked last
         self._held_us: dict[int, float] = {}  # when queries of a model have last held something without a run

@@ -36,7 +36,7 @@ def lease_count(workers: int) -> int:
 class Gang:
     """A lease in use. It keeps lease and arena while its unit is paused between two blocks (no rank in it then).
 
-    `yields`: workers can leave it. `in_bf16`: its model is there in fp32, too.
+    `indivisible`: its unit is one task. `yields`: workers can leave it. `in_bf16`: its model is there in fp32, too.
     """
 
     __slots__ = (
@@ -51,21 +51,17 @@ class Gang:
         lease: int,
         shared: Lease,
         arena_offset: int,
-        indivisible: bool = False,
-        yields: bool = False,
-        long_layers: tuple[int, ...] = (),
-        model: str = "",
-        in_bf16: bool = False,
+        model: LoadModel,
     ) -> None:
         self.unit = unit
         self.lease = lease
         self.shared = shared
         self.arena_offset = arena_offset
-        self.indivisible = indivisible  # its unit is one task
-        self.yields = yields
-        self.long_layers = long_layers
-        self.model = model
-        self.in_bf16 = in_bf16
+        self.indivisible = model.indivisible
+        self.yields = model.yields
+        self.long_layers = model.long_layers
+        self.model = model.name
+        self.in_bf16 = model.fp32_id >= 0
         self.generation = 0
         self.end_layer = 0
         self.blocks = 0  # that were started
@@ -160,17 +156,7 @@ class GangTable:
     def open(self, unit: Unit, arena_offset: int, model: LoadModel) -> Gang:
         """Take a free lease; there is one (see `free`)."""
         index = self._free.pop()
-        gang = Gang(
-            unit,
-            index,
-            self._control.leases[index],
-            arena_offset,
-            model.indivisible,
-            model.yields,
-            model.long_layers,
-            model.name,
-            model.fp32_id >= 0,
-        )
+        gang = Gang(unit, index, self._control.leases[index], arena_offset, model)
         self._gangs[index] = gang
         self._by_query[unit.query.query_id] = gang
         return gang

@@ -8,7 +8,7 @@ be killed at any time.
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,20 +22,19 @@ from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
 from gangway.scheduler.admission import Admission
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.decide import Dispatcher
 from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
-from gangway.scheduler.observability import Accounts, DecisionLog, ModelCounters, SchedulerCounters, TraceWriter
+from gangway.scheduler.observability import Accounts, DecisionLog, SchedulerCounters
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
-from gangway.scheduler.stages.former import CompoundFormer, StagePlan
+from gangway.scheduler.stages.former import StagePlan
 from gangway.scheduler.stages.found import FoundError, read_found
-from gangway.scheduler.timeline import TimelineWriter
+from gangway.scheduler.state import DEFAULT_OPTIONS, SchedulerOptions, SchedulerState
 from gangway.scheduler.watchdog import StallWatch
 
 IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
@@ -51,24 +50,15 @@ _log = logging.getLogger(__name__)
 class StatusWriter:
     """Writes what the scheduler says of itself for metrics (`executor/control.py`)."""
 
-    def __init__(
-        self,
-        control: ControlSegment,
-        requests: RequestTable,
-        execution: Execution,
-        models: ModelTable,
-        arenas: ArenaPool,
-        counters: ModelCounters,
-        compounds: CompoundFormer,
-    ) -> None:
-        self._block = control.scheduler_block
-        self._leases = len(control.leases)
-        self._requests = requests
+    def __init__(self, state: SchedulerState, execution: Execution) -> None:
+        self._block = state.control.scheduler_block
+        self._leases = len(state.control.leases)
+        self._requests = state.requests
         self._execution = execution
-        self._models = models
-        self._arenas = arenas
-        self._counters = counters
-        self._compounds = compounds
+        self._models = state.models
+        self._arenas = state.arenas
+        self._counters = state.accounts.counters
+        self._compounds = state.policy
         self._next_us = 0.0
 
     def write(self, now_us: float) -> None:
@@ -111,10 +101,7 @@ class StatusWriter:
 
 
 class LiveScheduler:
-    """Hears everybody, then lets the policy decide. `make_former`: of batches, for policies that are shown such.
-
-    `nodes`: the workers of each NUMA node that a policy keeps gangs in; empty: there is one.
-    """
+    """Takes in all messages, then lets the policy decide."""
 
     def __init__(
         self,
@@ -123,56 +110,48 @@ class LiveScheduler:
         arenas: Segment,
         supervisor: Peer[slow.ControlMessage],
         policy: Policy,
-        spin_us: int = 0,
-        way_back_us: float = 0.0,
-        dispatch_us: float = 0.0,
-        trace: TraceWriter | None = None,
-        timeline: TimelineWriter | None = None,
-        set_log: Callable[[LogLevels], None] = lambda levels: None,
-        make_former: Callable[[Callable[[], int], float, float], BatchFormer] = BatchFormer,
-        nodes: Sequence[Sequence[int]] = (),
+        options: SchedulerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.control = control
         self.supervisor = supervisor
         in_bf16: dict[int, int] = {}
         self.requests = RequestTable(tables, in_bf16)
         self.workers = WorkerTable(control)
-        self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
-        self._models = ModelTable(max(map(len, nodes), default=control.layout.workers), self._former, in_bf16)
-        self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
-        self._trace = trace
-        self._set_log = set_log
-        self._policy = policy = self.compounds = build_policy(policy)
-        self.accounts = Accounts(timeline)
-        self._log = log = DecisionLog(control.decision_block)
-        self._execution = Execution(
-            control, self.requests, self.workers, self._models, pool, policy, self.accounts, log, self._model_crashed
-        )
-        self.fast_path: FastPathScheduler | None = None
-        if trace is None and timeline is None:
-            parts = (self.requests, self.workers, self._models, pool, self._execution, policy, self._former)
-            self.fast_path = FastPathScheduler(control, tables, *parts, way_back_us)
-        close = (lambda model_id: None) if self.fast_path is None else self.fast_path.forget
-        self.model_jobs = ModelJobs(
-            supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
-        )
-        execution = self._execution
-        self._admission = Admission(
-            execution.drop,
-            execution.gangs,
+        self._former = None
+        if policy.batches:
+            self._former = options.make_former(self.requests.next_id, options.way_back_us, options.dispatch_us)
+        widest = max(map(len, options.nodes), default=control.layout.workers)
+        self._models = ModelTable(widest, self._former, in_bf16)
+        self._arenas = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
+        self._trace = options.trace
+        self._set_log = options.set_log
+        self._policy = self.compounds = build_policy(policy)
+        self.accounts = Accounts(options.timeline)
+        self._log = DecisionLog(control.decision_block)
+        state = SchedulerState(
+            control,
             self.requests,
             self.workers,
             self._models,
-            policy.config,
+            self._arenas,
+            self.compounds,
+            self._former,
+            self.accounts,
+            self._log,
+            options.trace,
+            options.way_back_us,
         )
-        self._dispatcher = Dispatcher(
-            policy, self._execution, self.requests, self.workers, self._models, self._former, trace, log, way_back_us
-        )
+        self._execution = execution = Execution(state, self._model_crashed)
+        self.fast_path: FastPathScheduler | None = None
+        if options.trace is None and options.timeline is None:
+            self.fast_path = FastPathScheduler(state, execution)
+        close = (lambda model_id: None) if self.fast_path is None else self.fast_path.forget
+        self.model_jobs = ModelJobs(state, supervisor, execution, close)
+        self._admission = Admission(state, execution)
+        self._dispatcher = Dispatcher(state, execution)
         self._stalls = StallWatch(control)
-        self._status = StatusWriter(
-            control, self.requests, self._execution, self._models, pool, self.accounts.counters, self.compounds
-        )
-        self._spin_us = spin_us
+        self._status = StatusWriter(state, execution)
+        self._spin_us = options.spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
         self._control_seq = -1  # of the bell, when the supervisor's socket was read last

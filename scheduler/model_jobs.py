@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.profile import ProfileError, read_profile
+from gangway.base.backoff import Backoff
 from gangway.base.peer import Peer
 from gangway.executor.messages import Unload
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.backoff import Backoff
-from gangway.scheduler.models import Model, ModelState, ModelTable
-from gangway.scheduler.requests import RequestTable
-from gangway.scheduler.resources import ArenaPool, WorkerTable
+from gangway.scheduler.models import Model, ModelState
+from gangway.scheduler.state import SchedulerState
 
 MOST_CRASHES: Final = 5  # of workers by one model within the window; more take it out of service
 CRASH_WINDOW_SECONDS: Final = 60.0
@@ -42,29 +41,25 @@ class _Retry:
 
 
 class ModelJobs:
-    """Loads and unloads models. `leases`: how many queries of one model can run or be paused at a time.
+    """Loads and unloads models. As many queries of one can run or be paused at a time as there are leases.
 
     `close` is called with a model's number before an unload, so that the fast path begins nothing of it any more.
     """
 
     def __init__(
         self,
+        state: SchedulerState,
         supervisor: Peer[slow.ControlMessage],
-        models: ModelTable,
-        workers: WorkerTable,
-        arenas: ArenaPool,
-        requests: RequestTable,
         execution: Execution,
-        leases: int,
         close: Callable[[int], None] = lambda model_id: None,
     ) -> None:
         self._supervisor = supervisor
-        self._models = models
-        self._workers = workers
-        self._arenas = arenas
-        self._requests = requests
+        self._models = state.models
+        self._workers = state.workers
+        self._arenas = state.arenas
+        self._requests = state.requests
         self._execution = execution
-        self._leases = leases
+        self._leases = len(state.control.leases)
         self._close = close
         self._retries: dict[tuple[int, int], _Retry] = {}  # by worker and model
         self._crashes: dict[int, deque[float]] = {}  # when, by model

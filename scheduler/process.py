@@ -27,6 +27,7 @@ from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.per_node import Nodes
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
+from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.watchdog import Blame
 
@@ -205,9 +206,8 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
         trace, timeline = _open_files(plan, control.layout.workers, files)
         policy = make_policy(plan.policy, plan.nodes)
         costs = (plan.spin_us, plan.way_back_us, plan.dispatch_us)
-        scheduler = LiveScheduler(
-            control, tables, arenas, supervisor, policy, *costs, trace, timeline, log.set, nodes=plan.nodes
-        )
+        options = SchedulerOptions(*costs, trace, timeline, log.set, nodes=plan.nodes)
+        scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, options)
         requests = take_over(scheduler, pids)
         supervisor.send(slow.Recovered(requests))
         gc.freeze()  # what lives now lives on: a collection need not look at it

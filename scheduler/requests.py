@@ -25,37 +25,35 @@ class Request:
     `units`: those of it that have not ended. `piece_count`: of how many pieces it consists. `running`: its slot is
     RUNNING, else SUBMITTED. `dropped`: it is to end with `drop_status`; what has not begun of it is gone, what has
     begun ends with its unit. After `expires_us` nobody waits for the answer. It is refused if `max_queue` others like
-    it wait (0: any number may). If it has not begun by `queue_end_us` it is refused, or goes behind others (`delays`).
+    it wait (0: any number may). If it has not begun by the end of its queue's time, it is refused, or goes behind
+    others (`delays`).
     `crashes`: workers that ended by what they computed of it, or of a batch with it.
     `asked_id`: the model that its client asked for; its query's may be the same in bf16.
     """
 
     __slots__ = (
         "asked_id", "batch", "counts", "crashes", "delays", "drop_status", "dropped", "expires_us", "front_end",
-        "generation", "max_queue", "piece_count", "query", "queue_end_us", "running", "slot", "units",
+        "generation", "max_queue", "piece_count", "query", "running", "slot", "units",
     )  # fmt: skip
 
     def __init__(
         self,
         query: Query,
-        asked_id: int,
         front_end: int,
         slot: int,
         generation: int,
         expires_us: float | None,
         max_queue: int = 0,
-        queue_end_us: float | None = None,
         delays: bool = False,
         running: bool = False,
     ) -> None:
         self.query = query
-        self.asked_id = asked_id
+        self.asked_id = query.model_id if query.fp32_id < 0 else query.fp32_id
         self.front_end = front_end
         self.slot = slot
         self.generation = generation
         self.expires_us = expires_us
         self.max_queue = max_queue
-        self.queue_end_us = queue_end_us
         self.delays = delays
         self.running = running
         self.units: list[Unit] = []
@@ -133,17 +131,7 @@ class RequestTable:
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
         queue_end_us = terms.queue_end_ns / 1e3 if terms.queue_end_ns and not terms.attempts else None
-        request = Request(
-            query,
-            terms.model_id,
-            front_end,
-            slot,
-            generation,
-            expires_us,
-            terms.max_queue,
-            queue_end_us,
-            terms.delays,
-        )
+        request = Request(query, front_end, slot, generation, expires_us, terms.max_queue, terms.delays)
         self._enter(request)
         if queue_end_us is not None:
             self.queue_ends.set(request.number, queue_end_us)
@@ -165,7 +153,7 @@ class RequestTable:
         )
         expires_us = in_flight.limit_ns / 1e3 if in_flight.limit_ns else None
         slot, generation = in_flight.slot, in_flight.slot_generation
-        request = Request(query, query.model_id, in_flight.front_end, slot, generation, expires_us, running=True)
+        request = Request(query, in_flight.front_end, slot, generation, expires_us, running=True)
         self._enter(request)
         request.units = [whole_request(query)]
         return request

@@ -36,7 +36,7 @@ from gangway.simulator.report import (
     write_probes,
 )
 from gangway.simulator.runs import PolicyRun, run_policy, share_curve
-from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario, read_models
+from gangway.simulator.scenario import OVERHEADS, MachineLayout, Requests, Scenario, make_scenario, read_models
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 
@@ -183,10 +183,9 @@ def _scenario(options: argparse.Namespace) -> Scenario:
 def _machine_with(mix: Mix, options: argparse.Namespace, requests: Requests) -> Scenario:
     measured = read_models(options.profile)
     overheads, contention = OVERHEADS[options.overheads], MACHINES[options.machine]
-    share, nodes = options.memory_share, options.nodes
+    layout = MachineLayout(options.memory_share, options.nodes, options.schedulers)
     in_bf16 = read_models(options.bf16_profile)
-    return make_scenario(mix, options.cores, measured, overheads, share, requests, contention, nodes, in_bf16,
-                         options.schedulers)  # fmt: skip
+    return make_scenario(mix, options.cores, measured, overheads, requests, contention, in_bf16, layout)
 
 
 COMMON = (

@@ -13,7 +13,7 @@ from gangway.base.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, build_policy, make_policy
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, StagePlan
-from gangway.simulator.loop import simulate
+from gangway.simulator.loop import LoadDetails, simulate
 from gangway.simulator.scenario import Scenario
 from gangway.workload.arrivals import Arrivals
 
@@ -83,7 +83,7 @@ def _trace(
 
 def _serve(policy: CompoundFormer, scenario: Scenario, arrivals: Arrivals, compounds: Mapping[int, int]) -> Way:
     models = scenario.models
-    outcomes = simulate(policy, models, arrivals, scenario.machine, compounds=compounds).outcomes
+    outcomes = simulate(policy, models, arrivals, scenario.machine, details=LoadDetails(compounds)).outcomes
     latest: dict[int, float] = {}
     in_time: list[bool] = []
     for place, (model, latency_us) in enumerate(zip(outcomes.models.tolist(), outcomes.latency_us, strict=True)):

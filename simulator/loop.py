@@ -8,9 +8,9 @@ waits and runs is a *query*: a request or a unit of a batch.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from types import MappingProxyType
+from typing import Final
 
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Query
@@ -19,14 +19,28 @@ from gangway.simulator.batching import Batching
 from gangway.simulator.machine import NEVER, Machine, Observer
 from gangway.simulator.node_choice import choose_node
 from gangway.simulator.results import Result, ResultRecorder, SimulationCounters, SimulationLimits
-from gangway.simulator.scheduler import ContractError, SimulatedScheduler
+from gangway.simulator.scheduler import ContractError, SharedParts, SimulatedScheduler
 from gangway.workload.arrivals import Arrivals
 
 __all__ = ["ContractError", "simulate"]
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
-NO_COMPOUNDS: Mapping[int, int] = MappingProxyType({})
-NO_PROFILES: Mapping[int, ModelProfile] = MappingProxyType({})
-NO_BYTES: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class LoadDetails:
+    """What else is known of requests and models. Models are given by their numbers.
+
+    `compounds`: by number of a request, the compound task that it is a member of (`Query.compound`). `in_bf16`: models
+    in bf16, which queries take that would be late in fp32 (`precision_choice.py`). `row_bytes`: of a row's inputs and
+    outputs.
+    """
+
+    compounds: Mapping[int, int] = field(default_factory=dict)
+    in_bf16: Mapping[int, ModelProfile] = field(default_factory=dict)
+    row_bytes: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_DETAILS: Final = LoadDetails()
 
 
 def simulate(
@@ -37,26 +51,18 @@ def simulate(
     observer: Observer | None = None,
     limits: SimulationLimits | None = None,
     batching: Batching | None = None,
-    compounds: Mapping[int, int] = NO_COMPOUNDS,
-    in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
-    row_bytes: Mapping[int, int] = NO_BYTES,
+    details: LoadDetails = NO_DETAILS,
 ) -> Result:
     """Let the policy serve the arrivals, to the last request, and return what became of each.
 
     `policy`: of each scheduler, if there are several (`Machine.schedulers`).
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of a node. With
-    `batching` a policy that is shown batches is shown them. `compounds`: by number of a request, the compound task that
-    it is a member of (`Query.compound`). `in_bf16`: by number of a model, the same in bf16, which queries take that
-    would be late in fp32 (`precision_choice.py`). `row_bytes`: by number of a model, of a row's inputs and outputs.
-    Same input, same result. Beyond `limits` it gives up.
+    `batching` a policy that is shown batches is shown them. Same input, same result. Beyond `limits` it gives up.
     Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
     ValueError for models or requests that do not fit.
     """
     policies = [policy] if isinstance(policy, Policy) else policy
-    simulation = Simulation(
-        policies, models, arrivals, machine, observer, limits, batching, compounds, in_bf16, row_bytes
-    )
-    return simulation.run()
+    return Simulation(policies, models, arrivals, machine, observer, limits, batching, details).run()
 
 
 class Simulation:
@@ -68,12 +74,10 @@ class Simulation:
         models: Mapping[int, ModelProfile],
         arrivals: Arrivals,
         machine: Machine,
-        observer: Observer | None = None,
-        limits: SimulationLimits | None = None,
-        batching: Batching | None = None,
-        compounds: Mapping[int, int] = NO_COMPOUNDS,
-        in_bf16: Mapping[int, ModelProfile] = NO_PROFILES,
-        row_bytes: Mapping[int, int] = NO_BYTES,
+        observer: Observer | None,
+        limits: SimulationLimits | None,
+        batching: Batching | None,
+        details: LoadDetails,
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
@@ -87,32 +91,20 @@ class Simulation:
         if batching is not None and policies[0].batches and most > batching.max_rows:
             raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
         self._results = ResultRecorder(models, arrivals, limits)
-        numbers = {number: len(models) + place for place, number in enumerate(sorted(in_bf16))}
-        more = [replace(model, model_id=numbers[number]) for number, model in in_bf16.items()]
+        numbers = {number: len(models) + place for place, number in enumerate(sorted(details.in_bf16))}
+        more = [replace(model, model_id=numbers[number]) for number, model in details.in_bf16.items()]
         models = {number: replace(model, bf16_id=numbers.get(number, -1)) for number, model in models.items()}
         self._models = models = {**models, **{model.model_id: model for model in more}}
         self._arrivals = arrivals
-        self._compounds = compounds
         self._counters = SimulationCounters()
-        row_mb = {number: row_bytes.get(number, 0) / 1e6 for number in models}
+        row_mb = {number: details.row_bytes.get(number, 0) / 1e6 for number in models}
         part = machine.of_scheduler()
+        shared = SharedParts(
+            models, part, self._results, self._counters, self._ended, len(arrivals), observer, batching,
+            details.compounds, numbers, row_mb,
+        )  # fmt: skip
         self._schedulers = [
-            SimulatedScheduler(
-                each,
-                models,
-                part,
-                self._results,
-                self._counters,
-                self._ended,
-                number * part.cores,
-                len(arrivals),
-                observer,
-                batching,
-                compounds,
-                numbers,
-                row_mb,
-            )
-            for number, each in enumerate(policies)
+            SimulatedScheduler(each, shared, number * part.cores) for number, each in enumerate(policies)
         ]
         self._cores = [part.cores] * len(policies)
         self._work_us = [0.0] * len(policies)  # of each scheduler's requests that clients have no answer to

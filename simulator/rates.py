@@ -219,8 +219,7 @@ def shares_in_time(
         scenario.machine,
         limits=limits,
         batching=scenario.requests.batching,
-        in_bf16=scenario.in_bf16,
-        row_bytes=scenario.row_bytes,
+        details=scenario.details,
     )
     summary = summarise(counts.of(result.outcomes), {TARGET: scenario.targets_us})
     in_time = summary.total.satisfied[TARGET]

@@ -54,8 +54,7 @@ def run_policy(
         scenario.machine,
         observer,
         batching=batching,
-        in_bf16=scenario.in_bf16,
-        row_bytes=scenario.row_bytes,
+        details=scenario.details,
     )
     outcomes = counts.of(result.outcomes) if counts else result.outcomes
     summary = summarise(outcomes, {TARGET: scenario.targets_us}, scenario.isolated_us)

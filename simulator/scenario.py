@@ -10,6 +10,7 @@ from gangway.artifact.profile import ProfileError
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batching import Batching
 from gangway.simulator.contention import Contention
+from gangway.simulator.loop import LoadDetails
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, one_row, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
@@ -69,6 +70,11 @@ class Scenario:
     row_bytes: Mapping[int, int] = field(default_factory=dict)  # of inputs and outputs
 
     @property
+    def details(self) -> LoadDetails:
+        """What a simulation knows of its models beside their profiles."""
+        return LoadDetails(in_bf16=self.in_bf16, row_bytes=self.row_bytes)
+
+    @property
     def targets_us(self) -> tuple[float | None, ...]:
         """Each model's latency target."""
         return tuple(model.qos_us for model in self.models.values())
@@ -93,37 +99,47 @@ class Scenario:
         return bursts(poisson(self.mix, rate_per_s / burst, -(-count // burst), seed), burst, self.requests.rows)
 
 
+@dataclass(frozen=True)
+class MachineLayout:
+    """Parts of the machine: `nodes` and `schedulers`, each with as many cores.
+
+    `memory_share`: bandwidth and shared cache per core, as a part of what the measured machine has.
+    """
+
+    memory_share: float = 1.0
+    nodes: int = 1
+    schedulers: int = 1
+
+
 def make_scenario(
     mix: Mix,
     cores: int,
     measured: Mapping[str, MeasuredModel] | None = None,
     overheads: Overheads = SPARE_CORES,
-    memory_share: float = 1.0,
     requests: Requests = Requests(),
     contention: Contention | None = None,
-    nodes: int = 1,
     in_bf16: Mapping[str, MeasuredModel] | None = None,
-    schedulers: int = 1,
+    layout: MachineLayout = MachineLayout(),
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
-    `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
-    cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
-    isolated latency, on the cores that a gang can have. `contention`: a machine of VELTAIR's premise in place of the
-    measured one. The time of the scheduler's decisions counts where it has a core of its own (SPARE_CORES), and that of
-    its whole turns with WHOLE_TURNS; elsewhere `stolen_us` has it. `nodes`, `schedulers`: each has as many cores.
-    `in_bf16`: models of the mix as measured in bf16, whose precision is chosen by deadlines.
+    `measured`: in place of, and beside, the models that come with the simulator. Targets that are multiples are so of a
+    request's isolated latency, on the cores that a gang can have. `contention`: a machine of VELTAIR's premise in place
+    of the measured one. The time of the scheduler's decisions counts where it has a core of its own (SPARE_CORES), and
+    that of its whole turns with WHOLE_TURNS; elsewhere `stolen_us` has it. `in_bf16`: models of the mix as measured in
+    bf16, whose precision is chosen by deadlines.
 
     Raises WorkloadError for a model without a measurement or a target that cannot be resolved, ProfileError for a file
     that is wrong, ValueError for a machine that cannot be.
     """
+    memory_share = layout.memory_share
     if not memory_share > 0:
         raise ValueError(f"the share of memory must be positive, not {memory_share}")
     turns = overheads == WHOLE_TURNS
     charges = turns or overheads == SPARE_CORES
     level = level_per_demand(cores, memory_share)
-    machine = Machine(cores, overheads, level, charges_decisions=charges, charges_turns=turns, nodes=nodes,
-                      schedulers=schedulers)  # fmt: skip
+    machine = Machine(cores, overheads, level, charges_decisions=charges, charges_turns=turns,
+                      nodes=layout.nodes, schedulers=layout.schedulers)  # fmt: skip
     widest = machine.widest
     if contention is not None:
         machine = replace(machine, level_per_demand=1 / max(1, cores - 1), level_step=CONTENTION_STEP,

@@ -6,7 +6,7 @@
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gangway.artifact.precision import FP32
 from gangway.executor.slots import NEVER_JOINED
@@ -28,44 +28,46 @@ class ContractError(ValueError):
     """A policy decided what its contract forbids."""
 
 
-class SimulatedScheduler:
-    """A scheduler and its cores, `first_core` and those that follow it. `ended` is told when a request is over.
+@dataclass(frozen=True)
+class SharedParts:
+    """What the schedulers of one simulation share. `ended` is called when a request is over.
 
-    `machine`: the part that is the scheduler's. `models`: in all precisions. `in_bf16`: the number of a model in bf16,
+    `machine`: the part that is one scheduler's. `models`: in all precisions. `in_bf16`: the number of a model in bf16,
     by its number in fp32. `first_id`: of the units of batches. `row_mb`: megabytes of a row's inputs and outputs.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        models: Mapping[int, ModelProfile],
-        machine: Machine,
-        results: ResultRecorder,
-        counters: SimulationCounters,
-        ended: Callable[[Query, float, float], None],
-        first_core: int,
-        first_id: int,
-        observer: Observer | None,
-        batching: Batching | None,
-        compounds: Mapping[int, int],
-        in_bf16: Mapping[int, int],
-        row_mb: Mapping[int, float],
-    ) -> None:
+    models: Mapping[int, ModelProfile]
+    machine: Machine
+    results: ResultRecorder
+    counters: SimulationCounters
+    ended: Callable[[Query, float, float], None]
+    first_id: int
+    observer: Observer | None
+    batching: Batching | None
+    compounds: Mapping[int, int]
+    in_bf16: Mapping[int, int]
+    row_mb: Mapping[int, float]
+
+
+class SimulatedScheduler:
+    """A scheduler and its cores, `first_core` and those that follow it."""
+
+    def __init__(self, policy: Policy, shared: SharedParts, first_core: int) -> None:
         self._policy = build_policy(policy)
-        self._models = models
-        self._machine = machine
-        self._results = results
-        self._counters = counters
-        self._tell_ended = ended
-        self._observer = observer
-        self._compounds = compounds
-        self._in_bf16 = in_bf16
-        self._in_fp32 = {bf16_id: number for number, bf16_id in in_bf16.items()}
-        self._row_mb = row_mb
+        self._models = shared.models
+        self._machine = machine = shared.machine
+        self._results = shared.results
+        self._counters = shared.counters
+        self._request_ended = shared.ended
+        self._observer = shared.observer
+        self._compounds = shared.compounds
+        self._in_bf16 = shared.in_bf16
+        self._in_fp32 = {bf16_id: number for number, bf16_id in shared.in_bf16.items()}
+        self._row_mb = shared.row_mb
         self._requests: Singles = Singles()
-        if batching is not None and policy.batches:
-            self._requests = Batches(batching, models, machine.cores, first_id, counters)
-        self._cores = SimulatedCores(machine, counters, observer, first_core)
+        if shared.batching is not None and policy.batches:
+            self._requests = Batches(shared.batching, shared.models, machine.cores, shared.first_id, shared.counters)
+        self._cores = SimulatedCores(machine, shared.counters, shared.observer, first_core)
         self._waiting = WaitingQueries()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
@@ -207,7 +209,7 @@ class SimulatedScheduler:
                 answered_us = self._now_us + overheads.answer_us
                 self._results.refused(request, answered_us)
             self._events += 1
-            self._tell_ended(request, answered_us, self._now_us)
+            self._request_ended(request, answered_us, self._now_us)
 
     # -- those that are refused when they are late
 

@@ -22,6 +22,7 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
 from gangway.server.requests.data_plane import DataPlane, RequestLayout, Submission
@@ -72,7 +73,8 @@ class Bench(Policy):
         self._link, self._theirs = ours, theirs
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [start_worker(WorkerPlan(i, core, *fds, cache_dir)) for i, core in enumerate(cores)]
-        self.live = LiveScheduler(memory.control, memory.tables, memory.arenas, theirs, self, timeline=self.recorder)
+        options = SchedulerOptions(timeline=self.recorder)
+        self.live = LiveScheduler(memory.control, memory.tables, memory.arenas, theirs, self, options)
         self._thread = threading.Thread(target=self.live.run)
         self._thread.start()
         self._tell(slow.LoadModel(MODEL, "busy", key, LAYERS, 2, 64, 1))

@@ -27,6 +27,7 @@ from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.control.supervisor.workers import CRASHES
@@ -279,9 +280,11 @@ class ScriptedServer(Server):
             memory.arenas,
             theirs,
             self.script,
-            trace=self.trace if self.traced else None,
-            timeline=self.timeline if self.traced else None,
-            make_former=self.make_former,
+            SchedulerOptions(
+                trace=self.trace if self.traced else None,
+                timeline=self.timeline if self.traced else None,
+                make_former=self.make_former,
+            ),
         )
         self.tell(self.specs[0])
         self._thread = threading.Thread(target=live.run)

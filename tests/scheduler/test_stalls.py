@@ -8,6 +8,7 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.scheduler import watchdog as blame
 from gangway.scheduler.gangs import Gang, GangTable
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query
 from gangway.scheduler.units import whole_request
 from gangway.scheduler.watchdog import (
@@ -32,7 +33,8 @@ def make_gang(control, outstanding=frozenset({0}), long_layers=(), cores=(1,)):
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     generation = control.leases[0].initialise(spec)
     unit = whole_request(Query(1, 0, 1, 0.0, None))
-    gang = Gang(unit, 0, control.leases[0], 0, long_layers=long_layers)
+    model = LoadModel(0, "", "", layers=3, max_ranks=1, arena_bytes=64, max_rows=1, long_layers=tuple(long_layers))
+    gang = Gang(unit, 0, control.leases[0], 0, model)
     gang.generation, gang.cores, gang.outstanding = generation, cores, set(outstanding)
     return gang
 

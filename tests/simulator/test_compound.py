@@ -9,7 +9,7 @@ from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequent
 from gangway.server.cli import main
 from gangway.simulator.compound import Staged, compare, makespan_us, today_us
 from gangway.simulator.compound_load import compare_loaded
-from gangway.simulator.scenario import NO_OVERHEADS, SPARE_CORES, make_scenario
+from gangway.simulator.scenario import NO_OVERHEADS, SPARE_CORES, MachineLayout, make_scenario
 from gangway.workload.mix import parse_mix
 from gangway.workload.qos import parse_qos
 
@@ -17,7 +17,7 @@ FIVE = "mobilenetv2=1,resnet50=1,googlenet=1,tiny_yolov2=1,efficientnet_b0=1"
 
 
 def scenario(names, cores, overheads=SPARE_CORES, memory_share=1.0):
-    return make_scenario(parse_mix(names), cores, None, overheads, memory_share)
+    return make_scenario(parse_mix(names), cores, None, overheads, layout=MachineLayout(memory_share))
 
 
 @pytest.mark.parametrize("pointers", [sequential, parallel])

@@ -6,7 +6,7 @@ import pytest
 
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
-from gangway.simulator.loop import ARRIVALS_AT_ONCE, ContractError, simulate
+from gangway.simulator.loop import ARRIVALS_AT_ONCE, ContractError, LoadDetails, simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED, UNFINISHED, SimulationLimits
 from tests.simulator.conftest import Scripted, profile, trace
@@ -55,7 +55,9 @@ def test_where_front_end_and_workers_share_the_cores():
 def test_large_requests_take_longer_on_their_way_and_take_more_from_the_workers():
     # As above, with requests of half a million bytes: 15 us longer on the way, of which 10 are taken from both cores.
     machine = Machine(2, Overheads(submit_us=5, submit_us_per_mb=10, stolen_us=20, stolen_us_per_mb=20))
-    result = simulate(make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine, row_bytes={0: 500_000})
+    result = simulate(
+        make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine, details=LoadDetails(row_bytes={0: 500_000})
+    )
     assert result.outcomes.latency_us.tolist() == [10 + 200 + 15, 225 + 200 - 100]
     small = simulate(make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine)
     assert small.outcomes.latency_us.tolist() == [5 + 200 + 10, 215 + 200 - 100]

@@ -9,7 +9,7 @@ from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policies, m
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.node_choice import choose_node
-from gangway.simulator.scenario import WHOLE_TURNS, make_scenario
+from gangway.simulator.scenario import WHOLE_TURNS, MachineLayout, make_scenario
 from gangway.simulator.turn_cost import MEASURED_TURN, front_end_us, processes_needed
 from gangway.workload.mix import read_mix
 from tests.simulator.conftest import Ledger, profile, trace
@@ -42,7 +42,7 @@ def test_every_query_is_answered_once_and_no_gang_crosses(name):
 
 
 def test_a_closed_loop_sends_all_its_queries():
-    scenario = make_scenario(read_mix("light"), 4, overheads=WHOLE_TURNS, schedulers=2)
+    scenario = make_scenario(read_mix("light"), 4, overheads=WHOLE_TURNS, layout=MachineLayout(schedulers=2))
     scenario = replace(scenario, requests=replace(scenario.requests, clients=6))
     arrivals, machine = scenario.arrivals(1.0, 60, 1), scenario.machine
     result = simulate(make_policies(DEFAULT_POLICY, machine.scheduler_nodes), scenario.models, arrivals, machine)

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from gangway.base.backoff import Backoff
 from gangway.protos import StatusCode
-from gangway.scheduler.backoff import Backoff
 from gangway.server.control.repository.ensembles import (
     EnsembleBuilder,
     MissingModelError,

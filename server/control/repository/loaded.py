@@ -14,9 +14,9 @@ from typing import Protocol
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import IN_FP32, WantedPrecision
+from gangway.base.backoff import Backoff
 from gangway.base.files import model_stamp
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.errors import CompileError

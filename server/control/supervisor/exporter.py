@@ -4,9 +4,9 @@ import logging
 import socket
 import subprocess
 
+from gangway.base.backoff import Backoff
 from gangway.base.peer import peer_sockets
 from gangway.base.python_process import start_of
-from gangway.scheduler.backoff import Backoff
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess
 from gangway.server.process_options import as_stdin

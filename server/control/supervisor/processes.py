@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from gangway.base.backoff import Backoff
 from gangway.base.peer import Peer, peer_sockets
 from gangway.executor.control import Heartbeats
 from gangway.python_backend.keeper import relations
-from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.watchdog import Blame
 
 _log = logging.getLogger(__name__)

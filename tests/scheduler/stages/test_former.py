@@ -9,7 +9,7 @@ from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Snapshot, Start
 from gangway.scheduler.stages.former import MISSING_US, SCHEDULE_BITS, CompoundFormer, Fallback, StagePlan
 from gangway.scheduler.stages.ir import schedule, schedule_us
-from gangway.simulator.loop import simulate
+from gangway.simulator.loop import LoadDetails, simulate
 from gangway.simulator.machine import Machine
 from gangway.workload.arrivals import Arrivals
 from tests.simulator.conftest import Ledger, profile
@@ -57,7 +57,7 @@ def load(*entries):
 def run(policy, known, *entries):
     arrivals, compounds = load(*entries)
     ledger = Ledger()
-    result = simulate(policy, known, arrivals, Machine(CORES), ledger, compounds=compounds)
+    result = simulate(policy, known, arrivals, Machine(CORES), ledger, details=LoadDetails(compounds))
     assert result.outcomes.answered.all(), "somebody waits for ever"
     _check_cores(ledger)
     _check_layers(ledger, arrivals, known)
@@ -126,7 +126,7 @@ def test_tasks_with_targets_do_not_keep_best_effort_queries_for_ever():
             times.append(count * 590.0 + 11.0)
             numbers.append(model)
     arrivals = Arrivals(np.array(times), np.array(numbers, np.int64))
-    result = simulate(policy, known, arrivals, Machine(CORES), compounds=compounds)
+    result = simulate(policy, known, arrivals, Machine(CORES), details=LoadDetails(compounds))
     assert result.outcomes.latency_us[0] < 150e3
     assert policy.planned > 500
 

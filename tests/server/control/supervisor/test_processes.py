@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangway.scheduler.backoff import Backoff
+from gangway.base.backoff import Backoff
 from gangway.server.control.supervisor import processes as children
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess
 from testing.processes import open_descriptors
