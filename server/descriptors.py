@@ -108,10 +108,10 @@ class DescriptorWatch:
         """Look once; return after how many seconds the next turn is."""
         begin_s = time.monotonic()
         with suppress(OSError):  # the last descriptor has gone meanwhile: the next look sees that
-            self.look()
+            self.poll()
         return max(PERIOD_S, PAUSES * (time.monotonic() - begin_s))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Count once, and do what is due."""
         now_s, descriptors, most = time.monotonic(), open_descriptors(), max_descriptors()
         free = most - len(descriptors)

@@ -28,7 +28,7 @@ from gangway.server.requests.validation import RequestPlan, make_plan
 from gangway.server.serving.http.call import Answering, HttpCall
 from gangway.server.serving.http.replies import HttpError, Reply
 from gangway.server.serving.http.routes import route_of, verbs_of
-from gangway.server.serving.http.site import HttpSite
+from gangway.server.serving.http.site import HttpService, HttpSite
 from gangway.server.serving.limits import ConnectionLimit, Phase
 from gangway.server.serving.pending import Offload
 from gangway.server.serving.protocol import Method, Methods, at_once
@@ -108,7 +108,7 @@ def site() -> HttpSite:
     options = HttpOptions(max_body_bytes=MAX_BODY_BYTES)
     limit = ConnectionLimit(MAX_AT_ONCE)
     methods = Methods(_methods(), asyncio.new_event_loop(), inline, lambda: None)
-    return HttpSite(_answer_zeros, methods, models, options, Ports(), inline, limit)
+    return HttpSite(HttpService(_answer_zeros, methods, models, options, Ports()), inline, limit)
 
 
 def _call(function: Callable[..., object], *arguments: Any) -> None:

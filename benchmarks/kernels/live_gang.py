@@ -25,7 +25,7 @@ from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, S
 from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SharedMemory
-from gangway.server.requests.data_plane import DataPlane, RequestLayout, Submission
+from gangway.server.requests.data_plane import DataPlane, RequestLayout, Scheduling, Submission
 from testing.report import Row, option_parser, start_report
 
 LAYERS = 40
@@ -108,7 +108,7 @@ class Bench(Policy):
         """Submit a query of two tasks per layer."""
         request = self.plane.open(RequestLayout(MODEL, (8,), (8,)), 1)
         struct.pack_into("<2i", request.inputs[0], 0, round(task_us * 1e3), round(task_us * 1e3))
-        request.submit(priority=priority)
+        request.submit(Scheduling(priority=priority))
         return request
 
     def finish(self, *requests: Submission) -> None:

@@ -2,7 +2,7 @@
 
     request = data_plane.open(layout, rows=1)   # a slot, and buffers for all inputs and outputs
     request.inputs[0][:] = ...                  # the one copy
-    request.submit(deadline_ns, priority)
+    request.submit(Scheduling(deadline_ns, priority))
     outcome = request.wait(until_ns)            # releases the GIL
     ... request.outputs[0] ...
     request.close()
@@ -12,7 +12,6 @@ A request that is closed while it runs is cancelled, and its memory is kept asid
 
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,184 +29,9 @@ from gangway.executor.messages import Bell, Cancel, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import GOES_ON, NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
+from gangway.server.requests.heap import KEPT_BYTES, ColdError, Heap, HeapFullError, align, size_class
 
-KEPT_BYTES = 256 << 20  # of freed blocks stay warm
-
-MoveRange = Callable[[int, int], None]  # offset and size
 AtEnd = Callable[[Callable[[], object]], object]  # `loop.LoopTurn.at_end`
-
-
-class HeapFullError(MemoryError):
-    """No free range is large enough."""
-
-
-class ColdError(Exception):
-    """There is free memory, but the system would have to be asked for it, which takes time."""
-
-
-class Heap:
-    """Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
-
-    Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs in a few
-    warm pages. Behind the lists lie the free ranges, in address order and merged with their neighbours. When a class
-    has nothing and no range is large enough, all waiting blocks go back to the ranges, so no sequence of sizes wastes
-    memory for good. A block that is cut from a range takes memory from the system, and one that goes back returns it,
-    so a long queue leaves none behind. Blocks that have waited for long go back, too (`give_back_idle`).
-
-    Offsets are in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock. `take` asks the
-    system for memory of a range before it is used, and raises OSError if there is none; `give_back` returns it.
-    """
-
-    def __init__(
-        self, begin: int, end: int, take: MoveRange, give_back: MoveRange, kept_bytes: int = KEPT_BYTES
-    ) -> None:
-        begin = _align(begin, ALIGNMENT_BYTES)
-        end -= end % ALIGNMENT_BYTES
-        if end < begin:
-            raise ValueError(f"no room between {begin} and {end}")
-        self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
-        self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
-        self._waiting_bytes = 0
-        self._idle: dict[int, int] = {}  # size class -> how many of its first ones have waited since the last look
-        self._take = take
-        self._give_back = give_back
-        self._kept_bytes = kept_bytes
-        self._sizes: dict[int, int] = {}  # of the blocks in use
-        self.bytes_in_use = 0
-        self.capacity_bytes = end - begin
-
-    @property
-    def blocks_in_use(self) -> int:
-        """How many blocks are allocated now."""
-        return len(self._sizes)
-
-    def allocate(self, size_bytes: int, most_cold_bytes: int | None = None) -> int:
-        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError, or OSError as `take` does.
-
-        Raises ColdError if the system would have to be asked for more than `most_cold_bytes`.
-        """
-        size = size_class(size_bytes)
-        if waiting := self._waiting.get(size):
-            offset = waiting.pop()
-            self._waiting_bytes -= size
-            if len(waiting) < self._idle.get(size, 0):
-                self._idle[size] = len(waiting)
-        elif most_cold_bytes is not None and size > most_cold_bytes:
-            raise ColdError
-        else:
-            offset = self._carve(size)
-            try:
-                self._take_from_system(offset, size)
-            except OSError:
-                self._return(offset, size)
-                raise
-        self._sizes[offset] = size
-        self.bytes_in_use += size
-        return offset
-
-    def reserve(self, size_bytes: int) -> int:
-        """Return the offset of a block for which the caller asks the system. Raises HeapFullError."""
-        size = size_class(size_bytes)
-        offset = self._carve(size)
-        self._sizes[offset] = size
-        self.bytes_in_use += size
-        return offset
-
-    def unreserve(self, offset: int) -> None:
-        """Take back a block for which the system has no memory."""
-        size = self._sizes.pop(offset)
-        self.bytes_in_use -= size
-        self._return(offset, size)
-
-    def free(self, offset: int, keeps: bool = False) -> None:
-        """Give a block back, which stays warm if it `keeps`. Raises KeyError if `offset` is no allocated block."""
-        size = self._sizes.pop(offset)
-        self.bytes_in_use -= size
-        if self._waiting_bytes + size > self._kept_bytes and not keeps:
-            self._return(offset, size)
-        else:
-            self._waiting.setdefault(size, []).append(offset)
-            self._waiting_bytes += size
-
-    def give_back_idle(self, most: int) -> int:
-        """Give back up to `most` blocks that have waited since the last call that found none; return how many.
-
-        One of each size stays, so that rare requests do not wait for memory each time.
-        """
-        count = 0
-        for size, offsets in self._waiting.items():
-            idle = min(self._idle.get(size, 0) - 1, most - count)
-            if idle > 0:
-                for offset in offsets[:idle]:
-                    self._return(offset, size)
-                del offsets[:idle]
-                self._idle[size] -= idle
-                self._waiting_bytes -= idle * size
-                count += idle
-        if not count:
-            self._idle = {size: len(offsets) for size, offsets in self._waiting.items()}
-        return count
-
-    def _carve(self, size: int) -> int:
-        offset = self._first_fit(size)
-        if offset is None and self._waiting:
-            self.give_back_waiting()
-            offset = self._first_fit(size)
-        if offset is None:
-            raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
-        return offset
-
-    def _take_from_system(self, offset: int, size: int) -> None:
-        try:
-            self._take(offset, size)
-        except OSError:
-            if not self._waiting:
-                raise
-            self.give_back_waiting()  # what is kept warm is given back first
-            self._take(offset, size)
-
-    def _first_fit(self, size: int) -> int | None:
-        for index, (begin, end) in enumerate(self._ranges):
-            if end - begin >= size:
-                if end - begin == size:
-                    del self._ranges[index]
-                else:
-                    self._ranges[index] = (begin + size, end)
-                return begin
-        return None
-
-    def give_back_waiting(self) -> None:
-        """Give back all blocks that are not in use, to the system and to the ranges."""
-        for size, offsets in self._waiting.items():
-            for offset in offsets:
-                self._return(offset, size)
-        self._waiting.clear()
-        self._idle.clear()
-        self._waiting_bytes = 0
-
-    def _return(self, offset: int, size: int) -> None:
-        self._give_back(offset, size)
-        self._add_range(offset, offset + size)
-
-    def _add_range(self, begin: int, end: int) -> None:
-        index = bisect_left(self._ranges, (begin, end))
-        if index < len(self._ranges) and self._ranges[index][0] == end:
-            end = self._ranges.pop(index)[1]
-        if index > 0 and self._ranges[index - 1][1] == begin:
-            index -= 1
-            begin = self._ranges.pop(index)[0]
-        self._ranges.insert(index, (begin, end))
-
-
-@lru_cache(maxsize=4096)
-def size_class(size_bytes: int) -> int:
-    """Round up so that a power of two has eight classes (at most an eighth is wasted), each a multiple of 64 bytes."""
-    step = max(ALIGNMENT_BYTES, 1 << max(0, size_bytes.bit_length() - 4))
-    return max(_align(size_bytes, step), ALIGNMENT_BYTES)
-
-
-def _align(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 class ExternalTensors:
@@ -261,13 +85,13 @@ class TensorBlock:
         places, position = [], self.offset
         for size_bytes in sizes_bytes:
             places.append(TensorPlace(self, position, size_bytes))
-            position += _align(size_bytes, ALIGNMENT_BYTES)
+            position += align(size_bytes, ALIGNMENT_BYTES)
         return places
 
 
 def total_bytes(sizes_bytes: Sequence[int]) -> int:
     """Return the size of a block for tensors of these sizes."""
-    return sum(_align(size_bytes, ALIGNMENT_BYTES) for size_bytes in sizes_bytes)
+    return sum(align(size_bytes, ALIGNMENT_BYTES) for size_bytes in sizes_bytes)
 
 
 class TensorPlace(NamedTuple):
@@ -409,7 +233,7 @@ class BlockPlacement:
         places, position = [], 0
         for size_bytes in (*inputs, *outputs):
             places.append((position, size_bytes))
-            position += _align(size_bytes, ALIGNMENT_BYTES)
+            position += align(size_bytes, ALIGNMENT_BYTES)
         size_bytes = position + places_bytes(len(inputs), len(outputs))
         return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position, size_bytes)
 
@@ -430,6 +254,26 @@ class PoolExhaustedError(Exception):
     def __init__(self, message: str, for_good: bool = False) -> None:
         super().__init__(message)
         self.for_good = for_good
+
+
+class Scheduling(msgspec.Struct, frozen=True, gc=False):
+    """How the scheduler treats a request. What the fields mean: `SlotRequest`.
+
+    Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now.
+    """
+
+    deadline_ns: int = 0
+    priority: int = 0
+    arrival_ns: int = 0
+    limit_ns: int = 0
+    rejects_late: bool = False
+    max_queue: int = 0
+    compound: int = 0
+    queue_end_ns: int = 0
+    delays: bool = False
+
+
+USUAL: Final = Scheduling()
 
 
 class Submission:
@@ -466,29 +310,22 @@ class Submission:
 
     def submit(
         self,
-        deadline_ns: int = 0,
-        priority: int = 0,
-        arrival_ns: int = 0,
-        limit_ns: int = 0,
-        rejects_late: bool = False,
-        max_queue: int = 0,
+        scheduling: Scheduling = USUAL,
         by_bell: bool = False,
         alone: bool = False,
         goes_on: bool = False,
-        compound: int = 0,
         last: bool = True,
-        queue_end_ns: int = 0,
-        delays: bool = False,
     ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
-        What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
-        not for a request whose answer is told by the bell (`serving/slots.py`). `alone`: it is not joined to others.
-        `goes_on`: it gives a core to what a run before it has begun. `last`: the scheduler is woken; otherwise another
-        request follows at once.
+        `by_bell`: the bell tells of the answer (`serving/slots.py`), and `wait` does not. `alone`: it is not joined to
+        others. `goes_on`: it gives a core to what a run before it has begun. `last`: the scheduler is woken; otherwise
+        another request follows at once.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         layout, external, placed = self.layout, self.external, self._placed
+        deadline_ns, priority, compound = scheduling.deadline_ns, scheduling.priority, scheduling.compound
+        max_queue, queue_end_ns = scheduling.max_queue, scheduling.queue_end_ns
         inputs, outputs = placed.input_offsets, placed.output_offsets
         if external.inputs or external.outputs:
             inputs, outputs = _with_external(inputs, external.inputs), _with_external(outputs, external.outputs)
@@ -498,18 +335,18 @@ class Submission:
             inputs,
             outputs,
             priority,
-            arrival_ns,
+            scheduling.arrival_ns,
             deadline_ns,
             layout.frame_bytes,
-            limit_ns,
-            rejects_late,
+            scheduling.limit_ns,
+            scheduling.rejects_late,
             max_queue,
             by_bell,
             GOES_ON if goes_on else layout.instance_key | NEVER_JOINED if alone or compound else layout.join_key,
             compound,
             self._block + self._placement.places_at,
             queue_end_ns,
-            delays,
+            scheduling.delays,
         )
         can_wait = priority >= 0 and not (deadline_ns or max_queue or queue_end_ns)
         self._generation = self._plane.hand_over(self.slot, request, priority, can_wait, last)

@@ -151,9 +151,9 @@ class PythonCodec(Codec):
     def _common_line(self) -> bytes:
         return self._encoded({"request": self._request})
 
-    def resume_contents(self, left: KeptRequest, patience_ms: int) -> Contents:
+    def resume_contents(self, kept: KeptRequest, patience_ms: int) -> Contents:
         """Return the contents of a request that gives an execution a core until it computes little for so long."""
-        return [b"{}\n" + self._encoded({"resume": (left.address, left.execution), "patience_ms": patience_ms})]
+        return [b"{}\n" + self._encoded({"resume": (kept.address, kept.execution), "patience_ms": patience_ms})]
 
     @cached_property
     def _common(self) -> Mapping[str, Any]:

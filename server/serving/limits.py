@@ -153,7 +153,7 @@ class StalledCalls:
         """Note that it does not wait any more."""
         self._calls.pop(call, None)
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """End calls while there are too many; return how many were ended."""
         count, held_bytes = len(self._calls), sum(size for _, size in self._calls.values())
         now_s, ended = time.monotonic(), 0

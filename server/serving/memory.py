@@ -51,14 +51,14 @@ class MemoryGuard:
         self._most_bytes = 0
         self._returned_s = 0.0
         self._is_short = False  # calls wait for memory
-        self._periods, self._look_s = 0, 0.0
+        self._periods, self._poll_s = 0, 0.0
 
     def turn(self) -> float:
         """Do what is due; return after how many seconds the next turn is."""
         room_bytes = self.watch()
-        if (now_s := time.monotonic()) >= self._look_s:
-            self._look_s, self._periods = now_s + PERIOD_S, self._periods + 1
-            self.look()
+        if (now_s := time.monotonic()) >= self._poll_s:
+            self._poll_s, self._periods = now_s + PERIOD_S, self._periods + 1
+            self.poll()
             if self._periods % IDLE_PERIODS == 0:
                 self._aside(self._plane.give_back_idle)
         return min(max(fresh_s(room_bytes), LEAST_WATCH_S), MOST_WATCH_S)
@@ -80,7 +80,7 @@ class MemoryGuard:
         self._is_short = self._tell(self._reason, is_full)
         return room_bytes
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return memory to the system if much of it is not needed any more; say whether that was so."""
         now_bytes = self._in_flight_bytes()
         self._most_bytes = max(self._most_bytes, now_bytes)

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -55,7 +55,6 @@ from gangway.server.messages import (
     ModelUnavailable,
     RegionChange,
     RepositoryAnswer,
-    RepositoryCall,
     Settled,
     VariantGone,
     VariantReady,
@@ -88,7 +87,7 @@ from gangway.server.serving.protocol import (
     ServerMethods,
     at_once,
 )
-from gangway.server.serving.slots import Afterwork, Slots
+from gangway.server.serving.slots import DeferredWork, Slots
 from gangway.server.serving.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.serving.tracing import Tracer
 from gangway.server.serving.turns import Turns
@@ -115,6 +114,27 @@ class CannotListenError(Exception):
     """An address cannot be had; the message says why."""
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """The processes around a front end; by default there are none.
+
+    `say` tells the supervisor something; it returns whether that could be told. `is_alone`: no other front end reads
+    what this one has counted. `end`: see DescriptorWatch.
+    """
+
+    say: Callable[[FrontEndMessage], bool] | None = None
+    stream_limits: StreamLimits | None = None
+    tracer: Tracer | None = None
+    log: ProcessLog | None = None
+    mappings: Mappings | None = None
+    cancellations: Cancellations | None = None
+    make_statistics: MakeStatistics = own_statistics
+    control: ControlSegment | None = None
+    is_alone: bool = True
+    peers: Peers = field(default_factory=Peers)
+    end: Callable[[], object] = lambda: None
+
+
 class FrontEnd:
     """Inference and answers over one data plane, told by the supervisor what to serve."""
 
@@ -123,59 +143,45 @@ class FrontEnd:
         plane: DataPlane,
         options: ServeOptions,
         serving: ServingLoop,
-        tell: Callable[[FrontEndMessage], bool] = lambda message: True,
-        ask: Callable[[RepositoryCall], bool] = lambda message: False,
-        propose: Callable[[FrontEndMessage], bool] | None = None,
-        stream_limits: StreamLimits | None = None,
-        tracer: Tracer | None = None,
-        log: ProcessLog | None = None,
-        mappings: Mappings | None = None,
-        cancellations: Cancellations | None = None,
-        make_statistics: MakeStatistics = own_statistics,
-        control: ControlSegment | None = None,
-        is_alone: bool = True,
-        peers: Peers = Peers(),  # noqa: B008 - frozen
-        end: Callable[[], object] = lambda: None,
+        around: Surroundings = Surroundings(),
     ) -> None:
-        """Make it. `is_alone`: no other front end reads what this one has counted. `end`: see DescriptorWatch.
-
-        `serving` need not run yet; its maker stops it.
-        """
+        """Make it. `serving` need not run yet; its maker stops it."""
         self._serving = serving
+        self._tell = around.say or (lambda message: True)
+        control, mappings = around.control, around.mappings
         regions = Regions() if mappings is None else Regions(mappings.forget)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
-        self.tracer = tracer or Tracer(options.traces, serving)
+        self.tracer = around.tracer or Tracer(options.traces, serving)
         self.sequences = Sequences(plane, serving)
-        self._afterwork = Afterwork(at_once=not is_alone)
-        slots = Slots(serving, plane, self._afterwork)
-        flags = cancellations or Cancellations.attach(-1, 0)
+        self._deferred = DeferredWork(at_once=not around.is_alone)
+        slots = Slots(serving, plane, self._deferred)
+        flags = around.cancellations or Cancellations.attach(-1, 0)
         forwarded = ForwardedHeaders(options.grpc.header_forward_pattern, options.http.header_forward_pattern)
-        resources = Resources(slots, regions, ShapeWatch(tell), self.tracer, flags, mappings, forwarded)
+        resources = Resources(slots, regions, ShapeWatch(self._tell), self.tracer, flags, mappings, forwarded)
         self.inference = Inference(resources, self.sequences, cache)
-        limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
+        limits = around.stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[BackgroundJob, ...] = ()
         self._watch: Watch | None = None
         if control is not None and options.http.page:
             # A thread reads them. What is answered is counted by the loop alone.
-            source = Source(lambda: self._answers.models, plane, control, None, peers)
+            source = Source(lambda: self._answers.models, plane, control, None, around.peers)
             self._watch = Watch(source, lambda: self._answers.models, lambda: self._jobs, control)
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
         self.models = Models(most_answer_bytes=max(MOST_ANSWER_BYTES, options.grpc.max_message_bytes))
-        self._tell = tell
-        self._make_statistics = make_statistics
+        self._make_statistics = around.make_statistics
         loop = serving.loop
-        self.repository = RepositoryMethods(loop, ask, slots.aside)
-        self.changes = SharedChanges(loop, self._apply, propose)
+        self.repository = RepositoryMethods(loop, around.say or (lambda message: False), slots.aside)
+        self.changes = SharedChanges(loop, self._apply, around.say)
         self._regions = RegionMethods(regions, self.changes.make)
-        self._logs = LogMethods(options.logs, log, self.changes.make, Turns(loop))
+        self._logs = LogMethods(options.logs, around.log, self.changes.make, Turns(loop))
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make, Turns(loop))
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
-        self._methods = Methods(methods, loop, slots.aside, self._afterwork.do)
+        self._methods = Methods(methods, loop, slots.aside, self._deferred.do)
         self.server = GrpcFrontEnd(
             serving,
             self.inference,
@@ -186,7 +192,7 @@ class FrontEnd:
             plane.admission,
             lambda: self.descriptors.is_short,
         )
-        self.descriptors = DescriptorWatch(self.server.end_silent, end)
+        self.descriptors = DescriptorWatch(self.server.end_silent, around.end)
         self._options = options
         self._http: HttpFrontEnd | None = None
         self.ports = Ports()
@@ -196,25 +202,23 @@ class FrontEnd:
         """The HTTP server, made when it is first asked for: what it imports takes long, see `Listeners`."""
         if self._http is None:
             from gangway.server.serving.http.front_end import HttpFrontEnd  # noqa: PLC0415 - see above
+            from gangway.server.serving.http.site import HttpService  # noqa: PLC0415 - see above
 
-            options = self._options.http
-            self._http = HttpFrontEnd(
+            service = HttpService(
                 self.inference.begin,
                 self._methods,
                 lambda: self.models,
-                options,
+                self._options.http,
                 self.ports,
-                self._serving,
-                self._watch,
-                lambda: self.descriptors.is_short,
                 self.streams.limits.unsent_bytes,
             )
+            self._http = HttpFrontEnd(service, self._serving, self._watch, lambda: self.descriptors.is_short)
         return self._http
 
     @property
     def models(self) -> Models:
         """What is served; each answer that has been sent is counted."""
-        self._afterwork.do()
+        self._deferred.do()
         return self._answers.models
 
     @models.setter
@@ -244,7 +248,7 @@ class FrontEnd:
         way: calls that arrive, and the stream that holds most.
         """
         error = RequestError(StatusCode.UNAVAILABLE, reason)
-        waits = self.server.look_at_arrivals(error)
+        waits = self.server.poll_arrivals(error)
         if is_full:
             self.server.end_arriving(error)
             if not self.streams.end_largest() and self._http is not None:
@@ -442,12 +446,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         serving = ServingLoop()
         mappings = make_mappings(options, control, serving)
         exporter = socket.socket(fileno=options.trace_fd) if options.trace_fd >= 0 else None
-        front_end = FrontEnd(
-            plane,
-            options.serve,
-            serving,
-            say,
-            say,
+        around = Surroundings(
             say,
             tracer=Tracer(options.serve.traces, serving, exporter),
             log=log,
@@ -459,6 +458,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             peers=shared.peers,
             end=end,
         )
+        front_end = FrontEnd(plane, options.serve, serving, around)
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)
         return 1
@@ -474,7 +474,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     serving.every(BEAT_EVERY_S, lambda: control.heartbeats.beat(options.index, serving.lag.most_s))
     serving.every(0.0, memory.turn)
     serving.every(0.0, front_end.descriptors.turn, aside=True)
-    serving.every(PERIOD_S, front_end.streams.look)
+    serving.every(PERIOD_S, front_end.streams.poll)
     orders = Orders(supervisor, serving, front_end, listeners, log)
     serving.call(serving.loop.add_reader, supervisor.fileno(), orders.hear)
     serving.serve()

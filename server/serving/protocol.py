@@ -272,7 +272,7 @@ def at_once(answer: Callable[[RequestT], ResponseT]) -> Callable[[RequestT, Slic
 class Methods:
     """What is served besides inference, by the name that it has in the service.
 
-    `afterwork` is called before an answer is made, so that all that has been answered is counted. `aside`: threads for
+    `deferred` is called before an answer is made, so that all that has been answered is counted. `aside`: threads for
     what is long.
     """
 
@@ -281,12 +281,12 @@ class Methods:
         methods: Mapping[str, AnyMethod],
         loop: asyncio.AbstractEventLoop,
         aside: Offload,
-        afterwork: Callable[[], None],
+        deferred: Callable[[], None],
     ) -> None:
         self.by_name = methods
         self._loop = loop
         self._aside = aside
-        self._afterwork = afterwork
+        self._deferred = deferred
         self._long_requests, self._long_answers = Turns(loop), Turns(loop)
 
     async def ask(
@@ -306,7 +306,7 @@ class Methods:
             async with self._long_requests:  # the other thread is there for inference
                 request = await self._aside.run(read)
         del read
-        self._afterwork()
+        self._deferred()
         if method.before is not None:
             await method.before()
         if method.is_long(request):

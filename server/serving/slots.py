@@ -29,7 +29,7 @@ from gangway.server.serving.pending import Offload, Pending
 _log = logging.getLogger(__name__)
 
 
-class Afterwork:
+class DeferredWork:
     """What is left to do for answers that are sent: no client need wait for it. Safe for threads.
 
     It is added before the answer is sent. Whoever sees something of it calls `do` before. `at_once`: it is done when it
@@ -60,7 +60,7 @@ class Afterwork:
                 self._left.popleft()  # not before: until then others wait for it
 
 
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 GIVE_UP_S: Final = 0.25
 
 
@@ -82,8 +82,8 @@ class Completions:
         self._rest = rest
         self._waiting: dict[int, tuple[int, Pending[bool]]] = {}  # by slot, until when
         serving.call(self._loop.add_reader, self._event_fd, self._rung)
-        serving.call(self._look)
-        serving.every(LOOK_S, self._look)  # a worker that was killed while it rang has woken nobody
+        serving.call(self._poll)
+        serving.every(POLL_S, self._poll)  # a worker that was killed while it rang has woken nobody
         serving.every(GIVE_UP_S, self._give_up)
 
     def expect(self, slot: int, end_ns: int) -> Pending[bool]:
@@ -101,9 +101,9 @@ class Completions:
 
     def _rung(self) -> None:
         os.eventfd_read(self._event_fd)
-        self._look()
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Deal with all that have ended, then have the bell wake the loop."""
         waiting = self._waiting
         if found := self._found():
@@ -117,7 +117,7 @@ class Completions:
             logged(self._rest)
         self._slots.bell.arm()
         if self._found():  # it ended before that
-            self._loop.call_soon(self._look)  # others on the loop have their turn
+            self._loop.call_soon(self._poll)  # others on the loop have their turn
 
     def _found(self) -> list[int]:
         return self._slots.done(tuple(self._waiting))
@@ -133,18 +133,18 @@ class Completions:
 class Slots:
     """Opens requests in slots of `plane`, and says which have ended, and which have not in their time.
 
-    For the loop's thread. `afterwork`: is done when a few have ended. `aside`: threads for what would hold the loop for
+    For the loop's thread. `deferred`: is done when a few have ended. `aside`: threads for what would hold the loop for
     too long. `waiting`: what waits for something within a Python model. `connections`: to instances of such.
     `held`: those that are taken. `turns`: of steps that wait for one.
     """
 
-    def __init__(self, serving: ServingLoop, plane: DataPlane, afterwork: Afterwork) -> None:
+    def __init__(self, serving: ServingLoop, plane: DataPlane, deferred: DeferredWork) -> None:
         self.serving = serving
         self.plane = plane
-        self.afterwork = afterwork
+        self.deferred = deferred
         self.aside = Offload(serving.aside, serving.call)
         plane.wake_by_turns(serving.turn.at_end)
-        completions = Completions(serving, plane.slots, afterwork.do)
+        completions = Completions(serving, plane.slots, deferred.do)
         self.expect, self.forget = completions.expect, completions.forget
         self.waiting = WaitingExecutions(serving.loop)
         self.connections = InstanceConnections(serving)
@@ -166,7 +166,7 @@ class Slots:
             try:
                 return self.plane.open(layout, rows, external, most_cold_bytes)
             except PoolExhaustedError:
-                self.afterwork.do()  # requests that are answered may have all slots
+                self.deferred.do()  # requests that are answered may have all slots
                 return self.plane.open(layout, rows, external, most_cold_bytes)
         except PoolExhaustedError as error:
             external.release()

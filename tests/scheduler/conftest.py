@@ -31,7 +31,7 @@ from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.control.supervisor.workers import CRASHES
-from gangway.server.requests.data_plane import DataPlane, RequestLayout, Submission
+from gangway.server.requests.data_plane import DataPlane, RequestLayout, Scheduling, Submission
 from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0
@@ -96,7 +96,7 @@ class Server:
         request = self.open(rows, model_id)
         for row in range(rows):
             self.order(request, row, task_us, crash, hang)
-        request.submit(**fields)
+        request.submit(Scheduling(**fields))
         return request
 
     def open(self, rows: int = 1, model_id: int = 7) -> Submission:

@@ -10,6 +10,7 @@ from gangway.executor.slots import SlotStatus, compound_number
 from gangway.scheduler import messages as slow
 from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import StreamSegment
+from gangway.server.requests.data_plane import Scheduling
 from tests.helpers.own_time import within
 from tests.helpers.sampled import sampled
 from tests.helpers.tiny_model import TASKS
@@ -50,7 +51,7 @@ class Task:
         self.members = [server.open() for _ in range(members)]
         for index, request in enumerate(self.members):
             server.order(request, 0, task_us, hang=hang if index == 0 else 0)
-            request.submit(compound=number, last=index == members - 1)
+            request.submit(Scheduling(compound=number), last=index == members - 1)
 
     def assert_right(self, *attempts: int) -> None:
         for request, expected in zip(self.members, attempts, strict=True):

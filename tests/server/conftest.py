@@ -33,7 +33,7 @@ from gangway.server.options.endpoints import GrpcOptions, HttpOptions
 from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.serving.grpc.streams import StreamLimits
 from gangway.server.serving.loop import THREADS, ServingLoop
-from gangway.server.serving.process import FrontEnd
+from gangway.server.serving.process import FrontEnd, Surroundings
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 
@@ -196,7 +196,9 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
     http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS, tls=http_tls)
-    front_end = FrontEnd(plane, ServeOptions(grpc=options, http=http_options), serving, stream_limits=limits)
+    front_end = FrontEnd(
+        plane, ServeOptions(grpc=options, http=http_options), serving, Surroundings(stream_limits=limits)
+    )
     address = front_end.listen("127.0.0.1:0")
     http_address = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:

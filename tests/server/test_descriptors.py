@@ -67,15 +67,15 @@ def test_descriptors_are_known_when_none_is_left() -> None:
 def test_a_process_without_any_descriptor_for_long_is_replaced() -> None:
     ended: list[bool] = []
     watch = DescriptorWatch(lambda descriptors, wanted: 0, lambda: ended.append(True), replace_after_s=0.0)
-    watch.look()
+    watch.poll()
     assert not watch.is_short
     with no_further_descriptors():
-        watch.look()
+        watch.poll()
         assert watch.is_short
         os.close(os.open(os.devnull, os.O_RDONLY))  # what has been reserved is free
         with all_taken():
-            watch.look()
+            watch.poll()
             assert ended
     ended.clear()
-    watch.look()
+    watch.poll()
     assert (watch.is_short, ended) == (False, [])

@@ -19,7 +19,7 @@ from gangway.server.errors import ModelLoadError, RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, item_bytes
 from gangway.server.requests.codecs import Codec, codec_of
-from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
+from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Scheduling, Submission
 from gangway.server.requests.regions import Contents
 
 SymbolSizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
@@ -164,7 +164,7 @@ class TrialRunner:
         while True:
             with self.plane.open(call.layout(contents), trial.rows) as request:
                 call.write(request, contents)
-                request.submit(priority=priority, alone=True)
+                request.submit(Scheduling(priority=priority), alone=True)
                 outcome = self._wait(request, seconds)
                 if outcome is None:
                     return None

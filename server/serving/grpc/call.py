@@ -100,7 +100,7 @@ class MessageArrivals:
             self._waiting.pop(call, None)
             self._give_places()
 
-    def look(self, error: RequestError) -> None:
+    def poll(self, error: RequestError) -> None:
         """Take their places from slow calls, and end those with this error that have waited for too long for one."""
         now_s = time.monotonic()
         for call, (since_s, _) in list(self._begun.items()):

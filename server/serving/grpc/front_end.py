@@ -58,7 +58,7 @@ MAX_ARRIVING: Final = 4096  # calls whose message has not come
 MAX_UNREAD: Final = 8192  # calls whose answer has not been taken
 MAX_UNREAD_BYTES: Final = 1 << 30
 GRACE_S: Final = 5.0
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 KEPT_HEADS: Final = 1024  # equal headers are understood once
 KEPT_HEAD_BYTES: Final = 1024
 SILENT_S: Final = 5.0  # an idle connection is closed after so long where descriptors lack
@@ -137,7 +137,7 @@ class GrpcFrontEnd:
     def start(self) -> None:
         """Answer requests from now on."""
         self._serving.run(self._start())
-        self._serving.every(LOOK_S, self._look)
+        self._serving.every(POLL_S, self._poll)
 
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
@@ -153,14 +153,14 @@ class GrpcFrontEnd:
         """How many calls there are whose message has not come."""
         return self._shared.arriving.count
 
-    def look_at_arrivals(self, error: RequestError) -> bool:
+    def poll_arrivals(self, error: RequestError) -> bool:
         """See to calls that wait for memory to receive their message; return whether there are any.
 
         Calls that have waited too long get this error.
         """
         waits = self._shared.arrivals.waits
         if waits:
-            self._serving.call(self._shared.arrivals.look, error)
+            self._serving.call(self._shared.arrivals.poll, error)
         return waits
 
     def end_arriving(self, error: RequestError) -> None:
@@ -260,9 +260,9 @@ class GrpcFrontEnd:
             assert isinstance(call, GrpcCall)
             call.answer(error)
 
-    def _look(self) -> None:
-        self._shared.arriving.look()
-        self._shared.unread.look()
+    def _poll(self) -> None:
+        self._shared.arriving.poll()
+        self._shared.unread.poll()
 
     # -- methods
 
@@ -331,7 +331,7 @@ class GrpcFrontEnd:
         if self._watchers >= MAX_WATCHERS:
             unavailable(f"{MAX_WATCHERS} watch the health already")
         self._watchers += 1
-        _Watch(self._serving.loop, self._health, request, call, self._unwatched).look()
+        _Watch(self._serving.loop, self._health, request, call, self._unwatched).poll()
 
     def _unwatched(self) -> None:
         self._watchers -= 1
@@ -357,12 +357,12 @@ class _Watch:
         self._timer: asyncio.TimerHandle | None = None
         call.add_callback(self._end)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         status = self._health.status(self._request)
         if status != self._told and not self._call.unsent_bytes:
             self._told = status
             self._call.send([[status.SerializeToString()]])
-        self._timer = self._loop.call_later(PERIOD_S, self.look)
+        self._timer = self._loop.call_later(PERIOD_S, self.poll)
 
     def _end(self) -> None:
         if self._timer is not None:

@@ -375,7 +375,7 @@ class Streams:
         """Whether there is no stream any more, so that every answer has been sent."""
         return not self._streams
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look after the streams. To be called every PERIOD_S."""
         self.end_stalled()
         self.bound_unsent()

@@ -6,21 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from gangway.server.access import Ports, port_of, socket_address, why_not_bound
+from gangway.server.access import port_of, socket_address, why_not_bound
 from gangway.server.descriptors import max_connections
-from gangway.server.models.served import Models
-from gangway.server.options.endpoints import HttpOptions, MetricsOptions
+from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.serving.http.call import Site
-from gangway.server.serving.http.generate import UNSENT_BYTES
 from gangway.server.serving.http.http1 import HttpConnection
 from gangway.server.serving.http.metrics_site import MetricsSite
-from gangway.server.serving.http.site import BeginCall, HttpSite
+from gangway.server.serving.http.site import HttpService, HttpSite
 from gangway.server.serving.http.watching import Watchers
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.metrics import Exposition
 from gangway.server.serving.pending import Offload
-from gangway.server.serving.protocol import Methods
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.watch import Watch
 from gangway.server.serving.wrong_port import Refusal
@@ -33,34 +30,27 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (soc
 
 
 class HttpFrontEnd:
-    """Serves two addresses.
+    """Serves two addresses, and adds its own one to the service's ports.
 
-    `begin`: see HttpSite. `ports`: where this front end listens, which it adds its own address to. `is_short`:
-    see ConnectionLimit. `unsent_bytes`: see HttpSite. Raises TlsError or OSError if certificates cannot be used.
-
-    `serving` runs.
+    `is_short`: see ConnectionLimit. `serving` runs. Raises TlsError or OSError if certificates cannot be used.
     """
 
     def __init__(
         self,
-        begin: BeginCall,
-        methods: Methods,
-        models: Callable[[], Models],
-        options: HttpOptions,
-        ports: Ports,
+        service: HttpService,
         serving: ServingLoop,
         watch: Watch | None = None,
         is_short: Callable[[], bool] = lambda: False,
-        unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
-        self._ports = ports
+        options = service.options
+        self._ports = service.ports
         self._reuse_port = options.reuse_port
         self._certificates = Certificates(options.tls, ("http/1.1",)) if options.tls else None
         self._serving = serving
         limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()), is_short)
         work = Offload(serving.aside, serving.call, MAX_WORK, "too many large requests at once")
         watchers = None if watch is None else Watchers(watch, serving)
-        self._site = HttpSite(begin, methods, models, options, ports, work, limit, watchers, unsent_bytes)
+        self._site = HttpSite(service, work, limit, watchers)
         self._sites: list[Site] = [self._site]
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._refusals: list[Refusal] = []

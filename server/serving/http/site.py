@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
@@ -83,37 +84,43 @@ class BeginCall(Protocol):
         """Execute a request, of whose end `call.answer` is told."""
 
 
+@dataclass(frozen=True)
+class HttpService:
+    """What is served. `begin` executes a request. `ports`: where this front end listens.
+
+    `unsent_bytes`: of events that clients have not read, all together.
+    """
+
+    begin: BeginCall
+    methods: Methods
+    models: Callable[[], Models]
+    options: HttpOptions
+    ports: Ports
+    unsent_bytes: int = UNSENT_BYTES
+
+
 class HttpSite(Site):
     """Routes of the protocol, inference, and what watchers see. `watchers` None: the server cannot be watched.
 
-    `work`: threads for what takes long. `unsent_bytes`: of events that clients have not read, all together.
+    `work`: threads for what takes long.
     """
 
     def __init__(
-        self,
-        begin: BeginCall,
-        methods: Methods,
-        models: Callable[[], Models],
-        options: HttpOptions,
-        ports: Ports,
-        work: Offload,
-        limit: ConnectionLimit,
-        watchers: Watchers | None = None,
-        unsent_bytes: int = UNSENT_BYTES,
+        self, service: HttpService, work: Offload, limit: ConnectionLimit, watchers: Watchers | None = None
     ) -> None:
         super().__init__(limit)
-        self._begin = begin
-        self._methods = methods
-        self._models = models
-        self._max_body_bytes = options.max_body_bytes
-        self._restrictions: Restrictions = options.restrictions
-        self._ports = ports
+        self._begin = service.begin
+        self._methods = service.methods
+        self._models = service.models
+        self._max_body_bytes = service.options.max_body_bytes
+        self._restrictions: Restrictions = service.options.restrictions
+        self._ports = service.ports
         self._work = work
         self._watchers = watchers
         self._held_bytes = 0
         self._requests = JsonRequests()
         self._responses = JsonResponses()
-        self.streams = EventStreams(unsent_bytes)
+        self.streams = EventStreams(service.unsent_bytes)
 
     # -- what a connection asks
 

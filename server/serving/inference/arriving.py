@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 
 from gangway.server.requests.codecs import AT_ONCE_BYTES
 from gangway.server.requests.contents import RAW_INPUT_CONTENTS, RequestHead, length_prefix
-from gangway.server.requests.data_plane import ColdError, Submission
+from gangway.server.requests.data_plane import Submission
+from gangway.server.requests.heap import ColdError
 from gangway.server.requests.python_codec import PythonCodec
 from gangway.server.requests.validation import RequestPlan
 from gangway.server.serving.call import Call

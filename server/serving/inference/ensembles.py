@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -27,7 +27,6 @@ from gangway.server.requests.ensemble_graphs import EnsembleStep, compound_numbe
 from gangway.server.requests.ensembles import EnsembleCodec, fitted
 from gangway.server.requests.python_codec import (
     Envelope,
-    KeptRequest,
     PythonAnswer,
     PythonCodec,
     PythonResponse,
@@ -41,9 +40,9 @@ from gangway.server.serving.inference.iterations import Iteration, ReadyStep
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.serving.inference.python import (
     LARGE_BYTES,
-    Begin,
     InnerCall,
-    LeftRun,
+    KeptRun,
+    Origin,
     header_of,
     parsed_response,
     tell_gone,
@@ -128,16 +127,12 @@ class EnsembleRun:
         watch: ShapeWatch,
         codec: EnsembleCodec,
         terms: Terms,
-        clock: RequestClock,
         envelope: Envelope,
-        left_run: Callable[[PythonCodec, KeptRequest, Terms, ModelRun], LeftRun],
-        begin: Begin,
-        chain: tuple[str, ...],
+        origin: Origin,
     ) -> None:
         """Make it. `envelope`: of the request, which all of its steps have.
 
-        `left_run` returns what goes on with a step that an instance of a Python model has kept. `begin` executes a step
-        as a request of its own, for which the models of `chain` wait, too.
+        `origin`: of the request, and of what steps are requests of their own.
         """
         self._slots = slots
         self._envelope = envelope
@@ -145,12 +140,10 @@ class EnsembleRun:
         self._plane = slots.plane
         self._codec = codec
         self._terms = terms
-        self._clock = clock
+        self._clock = origin.clock
         self._root = Iteration(codec.graph, EnsembleTensors(slots.plane, codec.graph, frozenset(codec.wanted)))
-        self._left_run = left_run
-        self._begin = begin
-        self._chain = chain
-        self._left: dict[ScheduledStep, LeftRun] = {}
+        self._origin = origin
+        self._kept: dict[ScheduledStep, KeptRun] = {}
         self._ready: deque[ReadyStep] = deque()
         self._running: list[Running] = []
         self._done: list[Running] = []  # of those that run: what has ended, or has a response
@@ -199,8 +192,8 @@ class EnsembleRun:
                     self._begin_turn(running, turn)
             else:
                 running.call.end()
-        for left in tuple(self._left.values()):
-            left.cancel()
+        for kept in tuple(self._kept.values()):
+            kept.cancel()
 
     def __enter__(self) -> "EnsembleRun":
         return self
@@ -320,7 +313,6 @@ class EnsembleRun:
                 clock.deadline_ns,
                 terms.priority,
                 terms.rejects_late,
-                by_bell=True,
                 compound=compound,
                 last=last,
             )
@@ -363,7 +355,7 @@ class EnsembleRun:
             running.answer = found
             return
         running.leave_slot(self._plane)
-        run = self._left[running] = self._left_run(codec, found, self._terms, running)
+        run = self._kept[running] = KeptRun(self._slots, codec, found, self._origin, self._terms, running.refused_ns)
         if self._cancelled:
             run.cancel()
         try:
@@ -379,7 +371,7 @@ class EnsembleRun:
                 await running.wait_for_room()
             running.answer = await run.next()
         finally:
-            del self._left[running]
+            del self._kept[running]
             running.answered(run.outcome_of(running.ended()))
             run.cancel()
 
@@ -484,9 +476,9 @@ class EnsembleRun:
             "timeout": about.get("timeout", 0),
             "priority": about.get("priority", 0),
         }
-        call = InnerCall(self._clock_of(index), self._chain, partial(self._asked, ready), None, is_step=True)
+        call = InnerCall(self._clock_of(index), self._origin.chain, partial(self._asked, ready), None, is_step=True)
         self._running.append(SequenceStep(iteration, index, step, call))
-        self._begin(header_of(asked), self._envelope.request_id, raws, call, begin_ns)
+        self._origin.begin(header_of(asked), self._envelope.request_id, raws, call, begin_ns)
 
     def _asked(self, ready: ReadyStep, call: InnerCall, result: bytes | RequestError) -> None:
         for running in self._running:
@@ -520,8 +512,8 @@ class EnsembleRun:
             for running in self._running:
                 if isinstance(running, ScheduledStep) and running.iteration is outer and running.index == outer.stream:
                     running.stop()
-                    if (left := self._left.get(running)) is not None:
-                        left.cancel()
+                    if (kept := self._kept.get(running)) is not None:
+                        kept.cancel()
             outer = outer.outer
 
     @property

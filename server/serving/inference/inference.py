@@ -197,11 +197,11 @@ class Inference:
 
     def _finish(self, request: ClientRequest, result: bytes) -> None:
         """Answer a request. Counting it and the like come after the answer."""
-        afterwork = self._resources.slots.afterwork
-        afterwork.add(request.end, at_once=bool(request.regions))  # which the client may unmap
+        deferred = self._resources.slots.deferred
+        deferred.add(request.end, at_once=bool(request.regions))  # which the client may unmap
         request.call.answer(result)
         if not request.by_slot:  # else it is done when all that have ended are answered
-            afterwork.do()
+            deferred.do()
 
     def _fail(self, request: ClientRequest, error: Exception) -> None:
         told = _told(error)

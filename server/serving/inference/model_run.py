@@ -16,7 +16,7 @@ from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.admission import OVERLOADED
-from gangway.server.requests.data_plane import PoolExhaustedError, Submission
+from gangway.server.requests.data_plane import PoolExhaustedError, Scheduling, Submission
 from gangway.server.statistics import RequestTimes
 
 _log = logging.getLogger(__name__)
@@ -188,27 +188,25 @@ class ModelRun:
         deadline_ns: int,
         priority: int,
         rejects_late: bool,
-        by_bell: bool = False,
         compound: int = 0,
         last: bool = True,
     ) -> None:
         """Hand it to the scheduler. Raises RequestError (UNAVAILABLE)."""
         clock, queue = self.clock, self.queue
         self.submitted_ns = time.monotonic_ns()
+        scheduling = Scheduling(
+            deadline_ns,
+            priority,
+            clock.arrival_ns,
+            clock.limit_ns,
+            rejects_late,
+            queue.max_queue,
+            compound,
+            self.queue_end_ns,
+            queue.delays,
+        )
         try:
-            submission.submit(
-                deadline_ns,
-                priority,
-                clock.arrival_ns,
-                clock.limit_ns,
-                rejects_late,
-                queue.max_queue,
-                by_bell,
-                compound=compound,
-                last=last,
-                queue_end_ns=self.queue_end_ns,
-                delays=queue.delays,
-            )
+            submission.submit(scheduling, by_bell=True, last=last)
         except PoolExhaustedError as error:
             raise no_room(error) from error
 
@@ -216,6 +214,11 @@ class ModelRun:
     def queue_end_ns(self) -> int:
         """Until when it may wait to begin, once it is handed over; 0: as long as it takes."""
         return self.submitted_ns + self.queue.queue_us * 1000 if self.queue.queue_us else 0
+
+    @property
+    def refused_ns(self) -> int:
+        """When it is refused if it has not begun; 0: never."""
+        return 0 if self.queue.delays else self.queue_end_ns
 
     def failure(self, outcome: SlotOutcome) -> RequestError:
         """Return the error for an outcome that is not OK."""

@@ -24,7 +24,7 @@ from gangway.python_backend.messages import BACKGROUND, Message, PayloadTooLarge
 from gangway.server.errors import RequestError, fault, invalid, unavailable
 from gangway.server.models.served import MOST_ANSWER_BYTES
 from gangway.server.models.settings import Terms
-from gangway.server.requests.data_plane import PoolExhaustedError, Submission
+from gangway.server.requests.data_plane import PoolExhaustedError, Scheduling, Submission
 from gangway.server.requests.python_codec import (
     CODES,
     KeptRequest,
@@ -216,7 +216,7 @@ class GivesCore:
 
     slots: Slots
     codec: PythonCodec
-    left: KeptRequest
+    kept: KeptRequest
     clock: RequestClock
     terms: Terms
 
@@ -227,7 +227,7 @@ class GivesCore:
 
     @property
     def _key(self) -> Key:
-        return self.left.address, self.left.execution
+        return self.kept.address, self.kept.execution
 
     def hold(self, who: object) -> None:
         """Somebody sees to its end: until then its instance is taken, unless its model takes any number of requests."""
@@ -248,7 +248,7 @@ class GivesCore:
         It has the core by turns if it computes for long: others that wait have theirs in between.
         Returns the instance's processes if it waits, else none. Raises RequestError.
         """
-        clock, given, has_had_turn = self.clock, Waiting(goes_on=True), self.left.goes_on
+        clock, given, has_had_turn = self.clock, Waiting(goes_on=True), self.kept.goes_on
         while given.goes_on:
             if has_had_turn:
                 clock = clock._replace(arrival_ns=time.monotonic_ns())
@@ -257,14 +257,13 @@ class GivesCore:
 
     async def _give_core(self, clock: RequestClock, patience_ms: int) -> Waiting:
         slots, codec = self.slots, self.codec
-        contents = codec.resume_contents(self.left, patience_ms)
+        contents = codec.resume_contents(self.kept, patience_ms)
         with slots.open(codec.layout(contents), 1) as submission:
             codec.write(submission, contents)
             ended = slots.expect(submission.slot, clock.end_ns)
             try:
-                submission.submit(
-                    clock.deadline_ns, self.terms.priority, clock.arrival_ns, clock.limit_ns, by_bell=True, goes_on=True
-                )
+                scheduling = Scheduling(clock.deadline_ns, self.terms.priority, clock.arrival_ns, clock.limit_ns)
+                submission.submit(scheduling, by_bell=True, goes_on=True)
             except PoolExhaustedError as error:
                 slots.forget(submission.slot)
                 raise no_room(error) from error
@@ -277,28 +276,34 @@ class GivesCore:
             return codec.waiting(submission.outputs[0])
 
 
-class LeftRun:
-    """One request that an instance has kept. `begin` executes a request to another model. Its maker calls `cancel`.
+@dataclass(frozen=True)
+class Origin:
+    """For whom a model makes requests to others: `begin` executes them, within `clock`, and `chain` waits for them."""
 
-    `wait_end_ns`: it is refused if it has not begun by then; 0: it waits as long as it takes.
+    clock: RequestClock
+    begin: Begin
+    chain: tuple[str, ...]
+
+
+class KeptRun:
+    """One request that an instance has kept. Its maker calls `cancel`.
+
+    `refused_ns`: it is refused if it has not begun by then; 0: it waits as long as it takes.
     """
 
     def __init__(
         self,
         slots: Slots,
         codec: PythonCodec,
-        left: KeptRequest,
-        clock: RequestClock,
+        kept: KeptRequest,
+        origin: Origin,
         terms: Terms,
-        begin: Begin,
-        chain: tuple[str, ...],
-        wait_end_ns: int,
+        refused_ns: int,
     ) -> None:
         """Begin to take the responses. Raises RequestError."""
-        self._slots, self._codec, self._left = slots, codec, left
-        self._clock = clock
-        self._core = GivesCore(slots, codec, left, clock, terms)
-        self._chain = (*chain, codec.model.name)
+        self._slots, self._codec, self._kept = slots, codec, kept
+        self._clock = clock = origin.clock
+        self._core = GivesCore(slots, codec, kept, clock, terms)
         self._responses: deque[Message] = deque()
         self._waiting_bytes = 0  # of these
         self._error: RequestError | None = None  # instead of further responses
@@ -307,19 +312,19 @@ class LeftRun:
         self._begun_ns = 0  # of an execution that has waited for the instance
         serving, most_bytes = slots.serving, codec.model.most_answer_bytes
         try:
-            self._connection = slots.connections.take(left.address, most_bytes, self._received, self._lost)
+            self._connection = slots.connections.take(kept.address, most_bytes, self._received, self._lost)
         except OSError as error:
             unavailable(f"the server has no descriptor for this request: {error.strerror}")
-        self._calls = InnerCalls(slots, begin, self._chain, self._connection)
-        left_ns = max(0, clock.end_ns - time.monotonic_ns())
-        self._timers = [serving.loop.call_later(left_ns / 1e9, self._expire)]
-        if wait_end_ns and not left.is_begun:
-            wait_ns = max(0, wait_end_ns - time.monotonic_ns())
+        self._calls = InnerCalls(slots, origin.begin, (*origin.chain, codec.model.name), self._connection)
+        rest_ns = max(0, clock.end_ns - time.monotonic_ns())
+        self._timers = [serving.loop.call_later(rest_ns / 1e9, self._expire)]
+        if refused_ns and not kept.is_begun:
+            wait_ns = max(0, refused_ns - time.monotonic_ns())
             self._timers.append(serving.loop.call_later(wait_ns / 1e9, self._end_wait))
-        self._connection.send({"attach": left.execution, "request": left.request})
+        self._connection.send({"attach": kept.execution, "request": kept.request})
         if not codec.model.is_decoupled:
             self._core.hold(self)
-        if left.pids:
+        if kept.pids:
             self._watch()
 
     async def next(self) -> PythonResponse:
@@ -343,7 +348,7 @@ class LeftRun:
         return PythonResponse(outputs, header.get("parameters", {}), is_final, "outputs" not in header, failed)
 
     def outcome_of(self, outcome: SlotOutcome) -> SlotOutcome:
-        """Return that of the whole execution, up to this moment. `outcome`: of the run that has left it.
+        """Return that of the whole execution, up to this moment. `outcome`: of the run after which it was kept.
 
         What the model waits for is its time, as Triton counts it. What it waits for the instance is no time of its.
         """
@@ -357,14 +362,14 @@ class LeftRun:
         if self._is_over:
             return
         self._is_over = True
-        self._slots.waiting.leave(self._left, self, self._has_final)
+        self._slots.waiting.leave(self._kept, self, self._has_final)
         self._core.drop(self)
         for timer in self._timers:
             timer.cancel()
         if self._has_final and self._error is None and not self._calls.are_waited_for:
             self._is_given = True
             self._calls.end()
-            self._slots.connections.give(self._left.address, self._connection)
+            self._slots.connections.give(self._kept.address, self._connection)
             return
         self._connection.close()  # first: other clients of the execution may go on with what is cancelled here
         self._calls.end()
@@ -402,10 +407,10 @@ class LeftRun:
         if "grant" in message.header:
             drive(self._resume())
         elif "begun" in message.header:
-            if not (self._left.is_begun or self._begun_ns):
+            if not (self._kept.is_begun or self._begun_ns):
                 self._begun_ns = time.monotonic_ns()
         elif "hello" in message.header:
-            self._slots.waiting.leave_out(self._left, message.header["idle"])
+            self._slots.waiting.leave_out(self._kept, message.header["idle"])
         elif "infer" in message.header:
             self._calls.begin(message, self._clock, self._fail)
         elif "cancel" in message.header:
@@ -422,7 +427,7 @@ class LeftRun:
                 self._slots.serving.turn.at_end(self._wake)  # with all that have come together
 
     async def _resume(self) -> None:
-        self._slots.waiting.forget(self._left)
+        self._slots.waiting.forget(self._kept)
         try:
             pids = await self._core.give_core()
         except RequestError as error:
@@ -432,8 +437,8 @@ class LeftRun:
             self._fail(fault())
         else:
             if pids:
-                self._left = self._left._replace(pids=pids, goes_on=False)
-                self._core = replace(self._core, left=self._left)
+                self._kept = self._kept._replace(pids=pids, goes_on=False)
+                self._core = replace(self._core, kept=self._kept)
                 self._watch()
 
     def _watch(self) -> None:
@@ -442,7 +447,7 @@ class LeftRun:
             self._slots.waiting.watch(self._core)
         else:
             self._slots.waiting.watch(self._core, self, self._fail)
-            self._slots.waiting.leave_out(self._left, self._connection.hello.get("idle", ()))
+            self._slots.waiting.leave_out(self._kept, self._connection.hello.get("idle", ()))
 
 
 async def parsed_response(slots: Slots, response: bytes) -> pb.ModelInferResponse:
@@ -458,7 +463,7 @@ class _Result(NamedTuple):
     is_final: bool
 
 
-async def forget_left(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
+async def forget_kept(slots: Slots, codec: PythonCodec, submission: Submission) -> None:
     """Have the instance forget a request that nobody wants any more, when the worker has given it up."""
     ended = slots.expect(submission.slot, time.monotonic_ns() + FORGET_NS)
     submission.cancel()

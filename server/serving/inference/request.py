@@ -18,14 +18,13 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.python_backend.cancellations import NEVER_CANCELLED, Flag
 from gangway.server.cancellations import Cancellations
 from gangway.server.errors import RequestError, unavailable, unsupported
-from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import PRECISION_REPORTS, Codec, report_of
-from gangway.server.requests.data_plane import NO_EXTERNAL, ColdError, ExternalTensors, Submission
+from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
+from gangway.server.requests.heap import ColdError
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import (
     Envelope,
-    KeptRequest,
     PythonAnswer,
     PythonCodec,
     PythonResponse,
@@ -43,8 +42,9 @@ from gangway.server.serving.inference.python import (
     LARGE_BYTES,
     Begin,
     InnerCall,
-    LeftRun,
-    forget_left,
+    KeptRun,
+    Origin,
+    forget_kept,
     tell_gone,
 )
 from gangway.server.serving.pending import drive
@@ -122,7 +122,7 @@ class ClientRequest(ModelRun):
     placed: Submission | None = None
     by_slot = False
     _maps = True  # workers may use tensors where the client has them
-    _left_outcome: SlotOutcome | None = None  # of what an instance of a Python model has kept
+    _kept_outcome: SlotOutcome | None = None  # of what an instance of a Python model has kept
     _rest: Callable[[], None] | None = None
 
     def __init__(
@@ -187,7 +187,7 @@ class ClientRequest(ModelRun):
         self._rest = partial(self._count, response)
         if self.plan.wants_report and response:
             assert self.submission is not None, "answered"
-            outcome = self._left_outcome or self.submission.outcome()
+            outcome = self._kept_outcome or self.submission.outcome()
             response += report_of(outcome, self.shapes.rows, self.target_us, self.submission.external.count)
         return response
 
@@ -218,7 +218,7 @@ class ClientRequest(ModelRun):
                 codec.write(submission, contents)
             self.given = contents = ()
             ended = slots.expect(slot, self.clock.end_ns)
-            self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell=True)
+            self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late)
         except BaseException:
             slots.forget(slot)
             submission.close()
@@ -234,7 +234,7 @@ class ClientRequest(ModelRun):
     def _abandon(self, submission: Submission) -> None:
         """Let an attempt that has not ended in its time end by itself."""
         if isinstance(self._codec, PythonCodec):
-            drive(forget_left(self._resources.slots, self._codec, submission))
+            drive(forget_kept(self._resources.slots, self._codec, submission))
         else:
             submission.close()
 
@@ -285,14 +285,14 @@ class ClientRequest(ModelRun):
         self.is_whole = self.by_slot = False
         outcome = submission.outcome()
         submission.close()
-        run = self._left_run(codec, found, self.plan.terms, self)
+        run = KeptRun(self._resources.slots, codec, found, self._origin, self.plan.terms, self.refused_ns)
         self._resources.cancel_with(self.call, run)
         try:
             if self.call.takes_many and self.model.is_decoupled:
                 return await self._stream(codec, run)
             return await self._response_of(codec, await run.next())
         finally:
-            self._left_outcome, self.finished_ns = run.outcome_of(outcome), time.monotonic_ns()
+            self._kept_outcome, self.finished_ns = run.outcome_of(outcome), time.monotonic_ns()
             run.cancel()
 
     async def _response_of(self, codec: PythonCodec, found: PythonAnswer | PythonResponse) -> bytes:
@@ -306,7 +306,7 @@ class ClientRequest(ModelRun):
             return await self._resources.slots.aside.run(make)
         return make()
 
-    async def _stream(self, codec: PythonCodec, run: LeftRun) -> bytes:
+    async def _stream(self, codec: PythonCodec, run: KeptRun) -> bytes:
         """Send the responses of a decoupled model but the last one, which is returned; empty: that was one before."""
         while True:
             found = await run.next()
@@ -319,15 +319,10 @@ class ClientRequest(ModelRun):
             except RequestError as error:  # of this response alone
                 self.call.respond(error.without_traceback())
 
-    def _left_run(self, codec: PythonCodec, left: KeptRequest, terms: Terms, run: ModelRun) -> LeftRun:
-        """Return what goes on with a run that an instance of a Python model has kept. Raises RequestError."""
-        wait_end_ns = 0 if run.queue.delays else run.queue_end_ns
-        return LeftRun(self._resources.slots, codec, left, self.clock, terms, self._begin, self._chain, wait_end_ns)
-
     @property
-    def _chain(self) -> tuple[str, ...]:
-        """The models that wait for this request."""
-        return () if self.inner is None else self.inner.chain
+    def _origin(self) -> Origin:
+        """Of requests that models make for this one."""
+        return Origin(self.clock, self._begin, () if self.inner is None else self.inner.chain)
 
     def _external(self, contents: Contents) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""
@@ -343,10 +338,7 @@ class ClientRequest(ModelRun):
         terms = replace(plan.terms, rejects_late=plan.refuses_late)
         if resources.tracer.wants_tensors:
             self.contents = self.given
-        slots, chain = resources.slots, self._chain
-        with EnsembleRun(
-            slots, self.watch, codec, terms, self.clock, self.envelope, self._left_run, self._begin, chain
-        ) as run:
+        with EnsembleRun(resources.slots, self.watch, codec, terms, self.envelope, self._origin) as run:
             resources.cancel_with(self.call, run)
             contents, self.given = self.given, ()
             run.begin(contents)
@@ -403,7 +395,7 @@ class ClientRequest(ModelRun):
         assert submission is not None, "answered"
         try:
             self.submitted_ns -= self.plan.waited_ns  # waiting for its turn in a sequence is waiting
-            self.succeeded(self._left_outcome or submission.outcome())
+            self.succeeded(self._kept_outcome or submission.outcome())
             if self._is_traced:
                 self._resources.tracer.answered(self, self.contents, response)
         finally:

@@ -1,10 +1,10 @@
 """Executions of Python models that wait without a core, for whatever it is, until they compute again.
 
-The worker of an execution has seen by the CPU clock of its instance that it waits, and has ended the run as left. The
-instance goes on by itself, with little weight. Here an alarm rings when it has computed for a moment. When its clock
-has then advanced enough, a run is submitted that gives the instance a core, with deadline and priority of the request,
-until the instance waits again. All of it happens on the loop's thread. One that has lost its core to others, while it
-computes, is given one at once.
+The worker of an execution has seen by the CPU clock of its instance that it waits, and has ended the run; the instance
+keeps the request, and goes on by itself with little weight. Here an alarm rings when it has computed for a moment. When
+its clock has then advanced enough, a run is submitted that gives the instance a core, with deadline and priority of the
+request, until the instance waits again. All of it happens on the loop's thread. One that has lost its core to others,
+while it computes, is given one at once.
 
 Beside that its clock is looked at now and then, the less often the longer it waits. So processes are found that it has
 started meanwhile, and executions that nobody wants.
@@ -26,14 +26,14 @@ from gangway.server.serving.pending import drive
 
 _log = logging.getLogger(__name__)
 
-FIRST_LOOK_S: Final = 0.02  # after its wait has begun; the next looks are after twice the time, each
-MOST_LOOK_S: Final = 0.25
-LOOK_S: Final = 0.004  # after it has computed something, but not enough
+FIRST_POLL_S: Final = 0.02  # after its wait has begun; the next polls are after twice the time, each
+MOST_POLL_S: Final = 0.25
+POLL_S: Final = 0.004  # after it has computed something, but not enough
 ALARM_NS: Final = 100_000  # of computing; what it computes to answer us is less
 # What an instance computes in its wait is for its threads that beat, poll and answer us, if it is less than this share.
 IDLE_SHARE: Final = 0.05
 COMPUTED_NS: Final = 500_000  # beyond that: it goes on
-WANTED_LOOKS: Final = 2  # or where so many looks find that it would compute if others did not keep it from that
+WANTED_POLLS: Final = 2  # or where so many polls find that it would compute if others did not keep it from that
 # A wait is short if it takes less than so many times a worker's patience: that is longer, then, the next time.
 SHORT_WAITS: Final = 8
 MOST_PATIENCE_MS: Final = 64
@@ -45,7 +45,7 @@ class Wanted(Protocol):
     """An execution that waits, and for whom it goes on."""
 
     @property
-    def left(self) -> "InstanceExecution":
+    def kept(self) -> "InstanceExecution":
         """Where it is."""
         ...
 
@@ -113,15 +113,15 @@ class _Instance:
         self.executions: dict[int, _Execution] = {}
         self.has_core = False
         self.patience_ms = PATIENCE_MS
-        self.next_look: asyncio.TimerHandle | None = None
+        self.next_poll: asyncio.TimerHandle | None = None
         self.wait()
 
     def wait(self) -> None:
         """It waits, from now on. Raises OSError when it has ended."""
-        self._began_s = self._looked_s = time.monotonic()
+        self._began_s = self._polled_s = time.monotonic()
         self._probe_s = self._began_s + PROBE_S
         self._computed_ns, self._excess_ns = self._clock.read_ns(), 0.0
-        self._wanted_looks = 0
+        self._wanted_polls = 0
 
     @property
     def waited_s(self) -> float:
@@ -136,7 +136,7 @@ class _Instance:
         """Have it ring when one of its processes has computed."""
         self.alarm.set(self._clock.pids, ALARM_NS)
 
-    def look(self, has_rung: bool) -> tuple[_Execution | None, float]:
+    def poll(self, has_rung: bool) -> tuple[_Execution | None, float]:
         """Return what is to have a core, if it goes on, and after how many seconds to look again.
 
         `has_rung`: so the alarm says. Raises OSError when its process has ended.
@@ -144,14 +144,14 @@ class _Instance:
         if not has_rung:
             self._clock.find_others()
         now_s = time.monotonic()
-        new_ns, passed_ns = self._clock.read_ns() - self._computed_ns, (now_s - self._looked_s) * 1e9
+        new_ns, passed_ns = self._clock.read_ns() - self._computed_ns, (now_s - self._polled_s) * 1e9
         has_computed = new_ns >= ALARM_NS
         self._excess_ns = max(0.0, self._excess_ns + new_ns - IDLE_SHARE * passed_ns)
-        self._computed_ns, self._looked_s = self._computed_ns + new_ns, now_s
+        self._computed_ns, self._polled_s = self._computed_ns + new_ns, now_s
         if has_computed and self._excess_ns <= COMPUTED_NS:
-            self._wanted_looks = self._wanted_looks + 1 if is_runnable(self._clock.threads()) else 0
-        again_s = LOOK_S if has_computed else min(max(FIRST_LOOK_S, now_s - self._began_s), MOST_LOOK_S)
-        if self._excess_ns > COMPUTED_NS or self._wanted_looks >= WANTED_LOOKS:
+            self._wanted_polls = self._wanted_polls + 1 if is_runnable(self._clock.threads()) else 0
+        again_s = POLL_S if has_computed else min(max(FIRST_POLL_S, now_s - self._began_s), MOST_POLL_S)
+        if self._excess_ns > COMPUTED_NS or self._wanted_polls >= WANTED_POLLS:
             return min(self.executions.values(), key=lambda each: each.wanted.urgency), again_s
         if now_s > self._probe_s:
             self._probe_s = now_s + (now_s - self._began_s)
@@ -179,37 +179,37 @@ class WaitingExecutions:
 
         It goes on all the same, as the instance can execute nothing else until then.
         """
-        left = wanted.left
-        if left.address not in self._instances and not self._begin(left):
+        kept = wanted.kept
+        if kept.address not in self._instances and not self._begin(kept):
             return
-        executions = self._instances[left.address].executions
-        if left.execution not in executions:
-            executions[left.execution] = _Execution(wanted)
-            wanted.hold(executions[left.execution])
-        execution = executions[left.execution]
+        executions = self._instances[kept.address].executions
+        if kept.execution not in executions:
+            executions[kept.execution] = _Execution(wanted)
+            wanted.hold(executions[kept.execution])
+        execution = executions[kept.execution]
         if failed is not None:
             execution.failed[who] = failed
         elif not execution.failed:
             execution.wanted = wanted.unwanted()
-        if left.goes_on:
-            self._begin_to_give(self._instances[left.address], executions[left.execution])
+        if kept.goes_on:
+            self._begin_to_give(self._instances[kept.address], executions[kept.execution])
 
-    def leave_out(self, left: InstanceExecution, threads: Sequence[int]) -> None:
+    def leave_out(self, kept: InstanceExecution, threads: Sequence[int]) -> None:
         """Look no more at these threads of an instance, which are none of its model's."""
-        instance = self._instances.get(left.address)
+        instance = self._instances.get(kept.address)
         if instance is not None and threads:
             instance.leave_out(threads)
 
-    def forget(self, left: InstanceExecution) -> None:
+    def forget(self, kept: InstanceExecution) -> None:
         """An execution asks for a core itself."""
-        instance = self._instances.get(left.address)
-        if instance is not None and left.execution in instance.executions:
-            self._forget(instance, instance.executions[left.execution])
+        instance = self._instances.get(kept.address)
+        if instance is not None and kept.execution in instance.executions:
+            self._forget(instance, instance.executions[kept.execution])
 
-    def leave(self, left: InstanceExecution, who: object, is_over: bool) -> None:
+    def leave(self, kept: InstanceExecution, who: object, is_over: bool) -> None:
         """Somebody wants no further responses. `is_over`: all of them are there."""
-        instance = self._instances.get(left.address)
-        execution = instance.executions.get(left.execution) if instance is not None else None
+        instance = self._instances.get(kept.address)
+        execution = instance.executions.get(kept.execution) if instance is not None else None
         if instance is None or execution is None or execution.failed.pop(who, None) is None or execution.failed:
             return
         if not is_over:
@@ -217,30 +217,30 @@ class WaitingExecutions:
         elif not instance.has_core:
             self._forget(instance, execution)
 
-    def _begin(self, left: InstanceExecution) -> bool:
+    def _begin(self, kept: InstanceExecution) -> bool:
         """Begin to look at an instance; return whether its process is there."""
-        alarm = self._alarms.make(lambda: self._look(instance, has_rung=True))
+        alarm = self._alarms.make(lambda: self._poll(instance, has_rung=True))
         try:
-            instance = self._instances[left.address] = _Instance(left.pids, alarm)
+            instance = self._instances[kept.address] = _Instance(kept.pids, alarm)
         except OSError:
             alarm.close()
             return False
-        self._expect(instance, FIRST_LOOK_S)
+        self._expect(instance, FIRST_POLL_S)
         return True
 
-    def _expect(self, instance: _Instance, look_s: float, has_alarm: bool = True) -> None:
+    def _expect(self, instance: _Instance, poll_s: float, has_alarm: bool = True) -> None:
         """Look at an instance when its alarm rings, and after this time."""
-        if instance.next_look is not None:
-            instance.next_look.cancel()
-        instance.next_look = self._loop.call_later(look_s, self._look, instance)
+        if instance.next_poll is not None:
+            instance.next_poll.cancel()
+        instance.next_poll = self._loop.call_later(poll_s, self._poll, instance)
         if has_alarm:
             instance.set_alarm()
 
-    def _look(self, instance: _Instance, has_rung: bool = False) -> None:
+    def _poll(self, instance: _Instance, has_rung: bool = False) -> None:
         if instance.has_core or not instance.executions:
             return
         try:
-            execution, again_s = instance.look(has_rung)
+            execution, again_s = instance.poll(has_rung)
         except OSError:
             for ended in list(instance.executions.values()):
                 self._forget(instance, ended)
@@ -276,7 +276,7 @@ class WaitingExecutions:
             self._forget(instance, execution)
         if instance.executions:
             has_other = time.monotonic() - begin_s < PATIENCE_MS / 2000  # core
-            self._expect(instance, PAUSE_S if has_other else FIRST_LOOK_S, has_alarm=not has_other)
+            self._expect(instance, PAUSE_S if has_other else FIRST_POLL_S, has_alarm=not has_other)
 
     @staticmethod
     def _fail(execution: _Execution, error: RequestError) -> None:
@@ -286,11 +286,11 @@ class WaitingExecutions:
         execution.wanted = execution.wanted.unwanted()
 
     def _forget(self, instance: _Instance, execution: _Execution) -> None:
-        left = execution.wanted.left
+        kept = execution.wanted.kept
         execution.wanted.drop(execution)
-        instance.executions.pop(left.execution, None)
-        if not instance.executions and self._instances.get(left.address) is instance:
-            del self._instances[left.address]
+        instance.executions.pop(kept.execution, None)
+        if not instance.executions and self._instances.get(kept.address) is instance:
+            del self._instances[kept.address]
             instance.alarm.close()
-            if instance.next_look is not None:
-                instance.next_look.cancel()
+            if instance.next_poll is not None:
+                instance.next_poll.cancel()

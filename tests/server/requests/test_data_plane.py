@@ -13,7 +13,14 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.requests.data_plane import ColdError, DataPlane, PoolExhaustedError, RequestLayout, Usage
+from gangway.server.requests.data_plane import (
+    DataPlane,
+    PoolExhaustedError,
+    RequestLayout,
+    Scheduling,
+    Usage,
+)
+from gangway.server.requests.heap import ColdError
 
 SLOTS = 4
 LAYOUT = RequestLayout.of(
@@ -58,7 +65,7 @@ def test_a_request_from_open_to_close(bench: Bench) -> None:
         assert [len(view) for view in request.inputs] == [120, 300]
         assert [len(view) for view in request.outputs] == [120]
         request.inputs[0][:] = b"i" * 120
-        request.submit(deadline_ns=99, priority=2, arrival_ns=5)
+        request.submit(Scheduling(deadline_ns=99, priority=2, arrival_ns=5))
         message = bench.start()
         seen = bench.slots.request(message.slot)
         assert (seen.model_id, seen.rows, seen.deadline_ns, seen.priority, seen.arrival_ns) == (7, 3, 99, 2, 5)

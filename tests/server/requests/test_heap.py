@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gangway.server.requests.data_plane import Heap, HeapFullError, size_class
+from gangway.server.requests.heap import Heap, HeapFullError, size_class
 
 BEGIN, END = 1000, 1000 + 64 * 1024
 KEPT = 4096

@@ -26,10 +26,10 @@ pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
 held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
 del pairs
 guard = MemoryGuard(lambda: 600_000 * len(held), None, memory_budget())
-assert not guard.look()
+assert not guard.poll()
 held.clear()
 before = resident_bytes()
-assert guard.look()
+assert guard.poll()
 assert resident_bytes() < before - 200_000_000, (before, resident_bytes())
 """
 
@@ -47,15 +47,15 @@ def test_it_is_returned_once_and_only_if_it_is_much(plane: DataPlane) -> None:
     in_flight = 0
     guard = MemoryGuard(lambda: in_flight, plane, memory_budget())
     in_flight = WORTH_BYTES - 1
-    assert not guard.look()
+    assert not guard.poll()
     in_flight = 0
-    assert not guard.look()
+    assert not guard.poll()
     in_flight = 2 * WORTH_BYTES
-    assert not guard.look()
+    assert not guard.poll()
     in_flight = WORTH_BYTES
-    assert not guard.look()
+    assert not guard.poll()
     in_flight = 0
-    assert [guard.look(), guard.look()] == [True, False]
+    assert [guard.poll(), guard.poll()] == [True, False]
 
 
 def test_nobody_is_let_in_while_memory_is_full(plane: DataPlane) -> None:

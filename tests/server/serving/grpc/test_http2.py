@@ -206,11 +206,11 @@ def test_who_waits_for_memory_for_too_long_is_refused(monkeypatch: pytest.Monkey
     arrivals, calls = MessageArrivals(budget), [Waiting() for _ in range(3)]
     assert [arrivals.enter(call, 200 << 20) for call in calls] == [True, False, False]  # type: ignore[arg-type]
     monkeypatch.setattr(grpc_call, "MAX_WAIT_S", 0.0)
-    arrivals.look(RequestError(StatusCode.UNAVAILABLE, "memory is full"))
+    arrivals.poll(RequestError(StatusCode.UNAVAILABLE, "memory is full"))
     assert [call.events for call in calls] == [[], ["memory is full"], ["memory is full"]]
     monkeypatch.setattr(grpc_call, "SLOW_S", 0.0)
     late = Waiting()
     assert not arrivals.enter(late, 200 << 20)  # type: ignore[arg-type]
     monkeypatch.setattr(grpc_call, "MAX_WAIT_S", 60.0)
-    arrivals.look(RequestError(StatusCode.UNAVAILABLE, "memory is full"))
+    arrivals.poll(RequestError(StatusCode.UNAVAILABLE, "memory is full"))
     assert late.events == ["let in"], "a slow client has lost its place"

@@ -23,22 +23,22 @@ def entered(stalled: StalledCalls, count: int, held_bytes: int = 0) -> list[Call
 def test_the_oldest_of_too_many_are_ended() -> None:
     stalled = StalledCalls(max_calls=3, max_bytes=0, grace_s=0.0)
     calls = entered(stalled, 5)
-    assert stalled.look() == 2
+    assert stalled.poll() == 2
     assert [call.ended for call in calls] == [True, True, False, False, False]
-    assert stalled.look() == 0
+    assert stalled.poll() == 0
 
 
 def test_the_oldest_of_those_that_hold_too_much_are_ended() -> None:
     stalled = StalledCalls(max_calls=100, max_bytes=1000, grace_s=0.0)
     calls = entered(stalled, 4, held_bytes=400)
-    assert stalled.look() == 2
+    assert stalled.poll() == 2
     assert [call.ended for call in calls] == [True, True, False, False]
 
 
 def test_nobody_is_ended_too_early() -> None:
     stalled = StalledCalls(max_calls=1, max_bytes=0, grace_s=60.0)
     calls = entered(stalled, 50)
-    assert stalled.look() == 0
+    assert stalled.poll() == 0
     assert not any(call.ended for call in calls)
 
 
@@ -48,5 +48,5 @@ def test_who_does_not_wait_any_more_does_not_count() -> None:
     stalled.leave(first)
     stalled.leave(second)
     stalled.leave(second)
-    assert stalled.look() == 0
+    assert stalled.poll() == 0
     assert not third.ended

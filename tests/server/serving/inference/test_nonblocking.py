@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from gangway.executor.slots import SlotStatus
 from gangway.server.serving.inference import model_run
 from gangway.server.serving.inference.request import ClientRequest
-from gangway.server.serving.slots import Afterwork
+from gangway.server.serving.slots import DeferredWork
 from gangway.server.tracing.settings import TraceOverrides
 from testing.raw_connection import RawConnection
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
@@ -184,7 +184,7 @@ def test_statistics_wait_for_answers_that_are_not_counted(
 
 
 def test_nobody_passes_what_is_left_of_an_answer() -> None:
-    work, seen = Afterwork(), []
+    work, seen = DeferredWork(), []
     begun, may_end = threading.Event(), threading.Event()
 
     def rest() -> None:
@@ -209,14 +209,14 @@ def test_nobody_passes_what_is_left_of_an_answer() -> None:
 
 def test_nothing_is_left_where_other_front_ends_count() -> None:
     seen: list[str] = []
-    Afterwork().add(lambda: seen.append("alone"))
-    Afterwork(at_once=True).add(lambda: seen.append("others count"))
-    Afterwork().add(lambda: seen.append("a region"), at_once=True)
+    DeferredWork().add(lambda: seen.append("alone"))
+    DeferredWork(at_once=True).add(lambda: seen.append("others count"))
+    DeferredWork().add(lambda: seen.append("a region"), at_once=True)
     assert seen == ["others count", "a region"]
 
 
 def test_a_fault_in_what_is_left_of_an_answer_spares_the_others() -> None:
-    work, seen = Afterwork(), []
+    work, seen = DeferredWork(), []
     work.add(lambda: seen.append(1 // len(seen)))
     work.add(lambda: seen.append(2))
     work.do()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangway.python_backend.cpu_clock import CpuClock
-from gangway.server.serving.inference.waiting_executions import MOST_LOOK_S, WaitingExecutions
+from gangway.server.serving.inference.waiting_executions import MOST_POLL_S, WaitingExecutions
 from gangway.server.serving.loop import ServingLoop
 
 TIMEOUT_S = 20
@@ -55,7 +55,7 @@ class Execution:
         return (self.process.pid,)
 
     @property
-    def left(self) -> "Execution":
+    def kept(self) -> "Execution":
         return self
 
     async def give_core(self, patience_ms: int) -> Sequence[int]:
@@ -133,7 +133,7 @@ def test_what_waits_is_hardly_looked_at(serving: ServingLoop, waits: Execution, 
 def test_a_long_wait_is_no_reason_to_come_late(waits: Execution) -> None:
     """The next look would come too late: the kernel tells when it has computed."""
     with pytest.raises(queue.Empty):
-        waits.given.get(timeout=2 * MOST_LOOK_S)
+        waits.given.get(timeout=2 * MOST_POLL_S)
     before_ns = CpuClock(waits.process.pid).read_ns()
     waits.does("spin")
-    assert waits.given.get(timeout=TIMEOUT_S) - before_ns < MOST_LOOK_S / 2 * 1e9
+    assert waits.given.get(timeout=TIMEOUT_S) - before_ns < MOST_POLL_S / 2 * 1e9
