@@ -46,6 +46,7 @@ FIGURES = DOCS / "measurements" / "figures"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
 SERVE = "serve"  # has a page of its own
+PLAIN_NOTE_WORDS = 9  # of a field that needs no explanation
 # Every path of HTTP. A version may follow each model; the repository may be named before `index` and `models`.
 PATHS = (
     "/v2",
@@ -144,11 +145,16 @@ def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
 
 
 def fields(support: Support) -> Iterator[str]:
-    """Yield the fields of a configuration that have one support, those of one note together."""
+    """Yield the fields of a configuration that have one support, those of one note together.
+
+    Honoured ones with a short note mean what they mean in Triton.
+    """
     names: dict[str, list[str]] = {}
     for name, entry in FIELDS.items():
         if entry.support is support:
-            names.setdefault(entry.note, []).append(f"`{name}`")
+            is_plain = support is Support.HONOURED and len(entry.note.split()) <= PLAIN_NOTE_WORDS
+            note = "as in Triton" if is_plain and ".md" not in entry.note else entry.note
+            names.setdefault(note, []).append(f"`{name}`")
     yield from (_item(", ".join(group), _linked(note)) for note, group in names.items())
 
 
