@@ -1,20 +1,12 @@
 """Repositories with Python models, servers of them, and requests."""
 
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import tritonclient.grpc as triton
-from tritonclient.utils import np_to_triton_dtype
 
-from testing.live_server import LiveServer
-from testing.processes import command_of, descendants_of
+from tests.helpers.served import Array
 
-Array = npt.NDArray[Any]
-TIMEOUT_S = 30
 HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
 ADD = """
     def execute(self, requests):
@@ -78,51 +70,6 @@ def write(repository: Path, name: str, body: str = ADD, config: str | None = Non
     return folder
 
 
-@dataclass(frozen=True)
-class Served:
-    """A server and a client of it."""
-
-    server: LiveServer
-    client: triton.InferenceServerClient
-    repository: Path
-
-    def infer(self, name: str, timeout_s: float = TIMEOUT_S, **feeds: Array) -> dict[str, Array]:
-        """The outputs of a request."""
-        result = self.client.infer(name, inputs_of(feeds), client_timeout=timeout_s)
-        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
-
-    def executed(self, name: str, code: str) -> str:
-        """What a model answers that `executes` this."""
-        answer: bytes = self.infer(name, x=np.array([code.encode()], dtype=object))["y"][0]
-        return answer.decode()
-
-    def instances(self, name: str) -> list[int]:
-        """The processes of a model's instances."""
-        pids = descendants_of(self.server.process.pid)
-        folder = str(self.repository / name)
-        return [pid for pid in pids if "python_backend" in command_of(pid) and _folder_of(pid) == folder]
-
-    def log(self) -> str:
-        """What the server has written."""
-        return self.server.log.read_text()
-
-
-def inputs_of(feeds: dict[str, Array]) -> list[triton.InferInput]:
-    """Inputs of a request."""
-    inputs = []
-    for name, array in feeds.items():
-        inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-        inputs[-1].set_data_from_numpy(array)
-    return inputs
-
-
 def four(value: float) -> Array:
     """Four numbers."""
     return np.full(4, value, np.float32)
-
-
-def _folder_of(pid: int) -> str:
-    try:
-        return str(Path(f"/proc/{pid}/cwd").readlink())
-    except OSError:
-        return ""

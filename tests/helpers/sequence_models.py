@@ -17,6 +17,7 @@ from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.zoo import write_model
+from tests.helpers.served import Served
 
 TIMEOUT_S = 60
 NEVER_US = 600_000_000
@@ -65,6 +66,19 @@ def save(repository: Path, cache_dir: Path, compiled: dict[str, str], spelled: d
             save_spelled(path)
         (repository / name / "config.pbtxt").write_text(config)
         compile_model(path, name, Cache(cache_dir), detect(), lambda *_: None)
+
+
+class Sums(Served):
+    """A server of such models."""
+
+    def add(self, model: str, identity: int | str, value: int | str, start: bool = False, end: bool = False) -> int:
+        """Send a value of a sequence; return the sum."""
+        given = {"sequence_id": identity, "sequence_start": start, "sequence_end": end}
+        return total_of(self.client.infer(model, number(value), client_timeout=TIMEOUT_S, **given))
+
+    def answered(self, model: str) -> int:
+        """How many requests of a model have been answered."""
+        return int(self.statistics(model).inference_stats.success.count)
 
 
 def number(value: int | str, module: Any = triton) -> list[Any]:

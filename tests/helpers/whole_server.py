@@ -12,7 +12,7 @@ from testing.processes import shm_names
 from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 60
 
 
 def small_repository(folder: Path, zoo: CompiledZoo, *names: str) -> Path:
@@ -57,8 +57,10 @@ def all_pids(server: LiveServer) -> list[int]:
     return [pid for same in server.pids().values() for pid in same]
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+def until(condition: Callable[[], object], what_is_so: Callable[[], str] = str) -> None:
+    """Return when it is so. Fails after a minute, with what is so."""
+    begin_s = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+        elapsed_s = time.monotonic() - begin_s
+        assert elapsed_s < TIMEOUT_SECONDS, what_is_so()
+        time.sleep(min(0.001 + elapsed_s / 20, 0.02))  # a look takes as long as half a millisecond of a core

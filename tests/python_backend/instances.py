@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from gangway.python_backend.messages import Connection
 from gangway.server.control.supervisor.python_instances import HOST
-from tests.helpers.python_models import TIMEOUT_S, config_of, write
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import TIMEOUT_S
 
 
 class Host(NamedTuple):

@@ -20,7 +20,7 @@ from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.python_instance import MOST_UNREAD, Instance
 from gangway.executor.python_program import PythonModel
 from gangway.python_backend.messages import OCCUPIED, Connection
-from tests.helpers.python_models import TIMEOUT_S
+from tests.helpers.served import TIMEOUT_S
 from tests.helpers.whole_server import until
 from tests.python_backend.instances import Host, instance_of
 

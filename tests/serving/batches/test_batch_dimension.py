@@ -1,21 +1,17 @@
 """`gangway serve` with models whose first dimension is a batch, may be one, or is a size like others."""
 
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import tritonclient.grpc as triton
-from onnx import numpy_helper, parser
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
-from testing.live_server import LiveServer, live_server
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
+from tests.helpers.served import Served, serving
 
 MANY = 12  # requests that wait at the same time
 BATCH = 6
@@ -94,51 +90,24 @@ CONSTANTS: dict[str, Any] = {
 }
 
 
-def save(path: Path, model: Model) -> None:
-    path.parent.mkdir(parents=True)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {model.graph}')
-    used = {name for node in proto.graph.node for name in node.input}
-    proto.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in CONSTANTS.items() if name in used)
-    onnx.save(proto, path)
-
-
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-
-    def infer(self, model: str, **tensors: Any) -> Any:
-        """Return the first output."""
-        inputs, options = [], {name: tensors.pop(name) for name in list(tensors) if name.startswith("sequence")}
-        for name, value in tensors.items():
-            inputs.append(triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
-            inputs[-1].set_data_from_numpy(value)
-        return self.client.infer(model, inputs, **options).as_numpy("y")
+class Batches(Served):
+    def answer(self, model: str, x: Any, **options: Any) -> Any:
+        return self.ask(model, {"x": x}, **options)["y"]
 
     def together(self, model: str, columns: int = 2, **options: Any) -> list[Any]:
         """Send single rows that wait for each other; return the answers."""
         with ThreadPoolExecutor(MANY) as pool:
             rows = [np.full((1, columns), number, np.float32) for number in range(MANY)]
             extra = [{name: first + number for name, first in options.items()} for number in range(MANY)]
-            return list(pool.map(lambda row, more: self.infer(model, x=row, **more), rows, extra))
-
-    def executions(self, model: str) -> int:
-        return int(self.client.get_inference_statistics(model).model_stats[0].execution_count)
-
-    def lines(self, pattern: str) -> list[str]:
-        return re.findall(pattern, self.server.log.read_text())
-
-    def engine(self, model: str) -> str:
-        return str(self.client.get_model_config(model).config.parameters["gangway_engine"].string_value)
+            return list(pool.map(lambda row, more: self.answer(model, row, **more), rows, extra))
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Batches]:
     repository, cache_dir = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("cache")
     for name, model in MODELS.items():
-        path = repository / name / "1" / "model.onnx"
-        save(path, model)
-        (repository / name / "config.pbtxt").write_text(model.config)
+        used = {key: value for key, value in CONSTANTS.items() if key in model.graph}
+        path = onnx_text.save(repository, name, model.graph, model.config, **used)
         for sizes in model.sizes:
             compile_kept(path, name, cache_dir, dimensions=sizes)
     for name, config in ENSEMBLES.items():
@@ -148,12 +117,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) 
     compile_kept(path, "two", cache_dir, whole=True)
     flags = [f"--cache-dir={cache_dir}", f"--backend-config=onnxruntime,default-max-batch-size={BATCH}"]
     flags += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in (*LOADED, *ENSEMBLES))]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client)
-    assert server.process.returncode == 0
+    with serving(repository, *flags, kind=Batches) as served:
+        yield served
 
 
-def test_what_cannot_be_a_batch_is_refused_with_a_remedy(served: Served) -> None:
+def test_what_cannot_be_a_batch_is_refused_with_a_remedy(served: Batches) -> None:
     remedy = "export it with a symbolic first dimension, or set max_batch_size: 0 and write the batch in dims"
     with pytest.raises(InferenceServerException, match=rf"input 'x' .* \[1, 2\]: {remedy}"):
         served.client.load_model("fixed")
@@ -163,7 +131,7 @@ def test_what_cannot_be_a_batch_is_refused_with_a_remedy(served: Served) -> None
 
 
 @pytest.mark.parametrize(("name", "columns"), [("centre", 2), ("branch", 2), ("lengths", 3), ("steps", 2)])
-def test_rows_that_influence_each_other_are_never_joined(served: Served, name: str, columns: int) -> None:
+def test_rows_that_influence_each_other_are_never_joined(served: Batches, name: str, columns: int) -> None:
     """Each row is less its own mean over the batch, which is the row."""
     assert not any(answer.any() for answer in served.together(name, columns))
     if name != "steps":
@@ -171,77 +139,77 @@ def test_rows_that_influence_each_other_are_never_joined(served: Served, name: s
         assert served.client.get_model_config(name).config.parameters["batching"].string_value == "off"
 
 
-def test_sequences_that_influence_each_other_are_never_joined(served: Served) -> None:
+def test_sequences_that_influence_each_other_are_never_joined(served: Batches) -> None:
     for start in (True, False):
         answers = served.together("sums", sequence_id=1) if not start else _started(served)
         assert not any(answer.any() for answer in answers)
 
 
-def _started(served: Served) -> list[Any]:
+def _started(served: Batches) -> list[Any]:
     row = np.ones((1, 2), np.float32)
-    return [served.infer("sums", x=row, sequence_id=1 + number, sequence_start=True) for number in range(MANY)]
+    return [served.answer("sums", row, sequence_id=1 + number, sequence_start=True) for number in range(MANY)]
 
 
-def test_rows_that_do_not_are_joined(served: Served) -> None:
+def test_rows_that_do_not_are_joined(served: Batches) -> None:
     """The compiler does not know what a branch does: it is tested when the model is loaded."""
     assert [answer[0, 0] for answer in served.together("harmless")] == list(range(MANY))
-    assert served.executions("harmless") < MANY
+    assert served.statistics("harmless").execution_count < MANY
     assert not served.lines("harmless, version 1: every request runs alone")
 
 
-def test_rows_with_a_string_each_are_joined(served: Served) -> None:
+def test_rows_with_a_string_each_are_joined(served: Batches) -> None:
     """A model that is tested at its load, as `harmless`; its answers are lines of strings, not of numbers."""
     assert [answer.tolist() for answer in served.together("texts")] == [[b"first"]] * MANY
-    assert served.executions("texts") < MANY
+    assert served.statistics("texts").execution_count < MANY
 
 
 @pytest.mark.parametrize("name", ["double", "centre_whole", "whole_steps"])
-def test_any_number_of_rows_without_max_batch_size(served: Served, name: str) -> None:
+def test_any_number_of_rows_without_max_batch_size(served: Batches, name: str) -> None:
     for count in (1, 5, 300, 0, 3):
         x = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
         expected = x - (x.mean(0) if count else 0) if name == "centre_whole" else 2 * x
-        np.testing.assert_allclose(served.infer(name, x=x), expected, rtol=1e-5)
+        np.testing.assert_allclose(served.infer(name, x=x)["y"], expected, rtol=1e-5)
 
 
-def test_any_number_of_rows_of_any_size(served: Served) -> None:
+def test_any_number_of_rows_of_any_size(served: Batches) -> None:
     for count in (1, 5, 0, 40):
         x = -np.ones((count, 1, 2, 3), np.float32)
-        answer = served.infer("pictures", x=x)
+        answer = served.infer("pictures", x=x)["y"]
         assert answer.shape == x.shape and not answer.any()
 
 
-def test_first_dimensions_of_other_names_may_differ(served: Served) -> None:
-    assert served.infer("two", x=np.ones((2, 2), np.float32), z=np.ones((3, 2), np.float32)).shape == (2, 2)
+def test_first_dimensions_of_other_names_may_differ(served: Batches) -> None:
+    assert served.infer("two", x=np.ones((2, 2), np.float32), z=np.ones((3, 2), np.float32))["y"].shape == (2, 2)
 
 
-def test_first_dimensions_of_other_names_are_the_batch_of_rows_that_are_known_to_be_apart(served: Served) -> None:
+def test_first_dimensions_of_other_names_are_the_batch_of_rows_that_are_known_to_be_apart(served: Batches) -> None:
     sizes = {name: served.client.get_model_config(name).config.max_batch_size for name in ("masked", "scores")}
     assert sizes == {"masked": BATCH, "scores": 0}
     two, three = np.full((2, 3), 2, np.float32), np.full((3, 3), 3, np.float32)
-    np.testing.assert_array_equal(served.infer("masked", x=three, z=three), 3 * three)
-    np.testing.assert_array_equal(served.infer("scores", x=two, z=three), np.full((2, 3), 18, np.float32))
+    np.testing.assert_array_equal(served.infer("masked", x=three, z=three)["y"], 3 * three)
+    np.testing.assert_array_equal(served.infer("scores", x=two, z=three)["y"], np.full((2, 3), 18, np.float32))
     with pytest.raises(InferenceServerException, match="batch"):
-        served.infer("masked", x=two, z=three)
+        served.infer("masked", x=two, z=three)["y"]
 
 
-def test_sizes_that_trials_do_not_know_refuse_nothing(served: Served) -> None:
-    answer = served.infer("detector", x=np.ones((2, 1, 32, 48), np.float32))
+def test_sizes_that_trials_do_not_know_refuse_nothing(served: Batches) -> None:
+    answer = served.infer("detector", x=np.ones((2, 1, 32, 48), np.float32))["y"]
     assert answer.shape == (2, 1, 32, 48) and (answer == 2).all()
 
 
-def test_sizes_that_the_configuration_fixes_are_compiled_first(served: Served) -> None:
-    assert served.engine("one_size") == "native"
+def test_sizes_that_the_configuration_fixes_are_compiled_first(served: Batches) -> None:
+    assert served.parameter("one_size", "gangway_engine") == "native"
     x = np.random.default_rng(0).standard_normal((3, 1, 8, 16)).astype(np.float32)
-    np.testing.assert_array_equal(served.infer("one_size", x=x), np.maximum(x, 0))
+    np.testing.assert_array_equal(served.infer("one_size", x=x)["y"], np.maximum(x, 0))
     with pytest.raises(InferenceServerException, match="unexpected shape"):
-        served.infer("one_size", x=x[:, :, :, :8])
+        served.infer("one_size", x=x[:, :, :, :8])["y"]
 
 
-def test_the_default_batch(served: Served) -> None:
+def test_the_default_batch(served: Batches) -> None:
     config = served.client.get_model_config("automatic").config
     assert config.max_batch_size == BATCH
     assert config.HasField("dynamic_batching"), "as Triton completes it"
     assert served.client.get_model_config("double").config.max_batch_size == 0
-    assert served.infer("automatic", x=np.ones((BATCH, 2), np.float32)).shape == (BATCH, 2)
+    assert served.infer("automatic", x=np.ones((BATCH, 2), np.float32))["y"].shape == (BATCH, 2)
     with pytest.raises(InferenceServerException, match=f"must be <= {BATCH}"):
-        served.infer("automatic", x=np.ones((BATCH + 1, 2), np.float32))
+        served.infer("automatic", x=np.ones((BATCH + 1, 2), np.float32))["y"]

@@ -6,11 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
-from tests.helpers.python_models import ADD, Served, config_of, inputs_of, write
+from tests.helpers.python_models import ADD, config_of, write
+from tests.helpers.served import Served, inputs_of, serving
 
 DAY_US = 86_400_000_000
 LONGEST_US = (1 << 64) - 1
@@ -33,9 +32,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for kind, config in KINDS.items():
         for number, time_us in enumerate(TIMES_US):
             write(models, f"{kind}{number}", ADD, config_of(batch=4, more=config.replace("TIME", str(time_us))))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=sound"]
-    with live_server(models, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, models)
+    with serving(models, "--model-control-mode=explicit", "--load-model=sound") as served:
+        yield served
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -18,9 +18,9 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
-from tests.helpers.python_models import TEXTS, TIMEOUT_S, Served, config_of, inputs_of
+from tests.helpers.python_models import TEXTS, config_of
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.stream_models import (
     DECOUPLED,
     NOT_ONE,
@@ -157,12 +157,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     steps = [("numbers", "x=x", "y=s"), ("add", "x=s", "y=y")]
     ensemble_configs.write(repository, "added", ensemble_configs.config_of("x:FP32:1,4", "y:FP32:1,4", steps, batch=0))
     file = repository.parent / "trace.json"
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--trace-config=triton,file={file}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, f"--trace-config=triton,file={file}", cwd=repository.parent) as served:
+        yield served
 
 
 def words_over(served: Served, path: str, name: str, text: str) -> list[str]:

@@ -12,10 +12,10 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from tests.helpers import ensemble_configs, sequence_models
-from tests.helpers.python_models import TEXTS, Served, inputs_of
+from tests.helpers.python_models import TEXTS
 from tests.helpers.sequence_models import MODULES, oldest, run_stream, run_unary
+from tests.helpers.served import Served, inputs_of, serving
 from tests.helpers.stream_models import DECOUPLED, generated, streamed, text_request, write_text_model
 from tests.helpers.whole_server import until
 
@@ -87,11 +87,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_text_model(repository, "split", SPLIT, more=DECOUPLED)
     for name, steps in STEPS.items():
         ensemble_configs.write(repository, name, ensemble_configs.config_of(X, Y, steps, batch=0))
-    with (
-        live_server(repository, [f"--cache-dir={cache}", "--max-shapes=0"], cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, f"--cache-dir={cache}", "--max-shapes=0", cwd=repository.parent) as served:
+        yield served
 
 
 def flags(index: int, count: int = 3) -> dict[str, bool]:

@@ -3,34 +3,32 @@
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
-from onnx import TensorProto, helper, numpy_helper
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from onnx import TensorProto
+from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
-from gangway.clients.connection import SERVICE
+from gangway.clients.inputs import outputs_of
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from testing.live_server import LiveServer, stop
 from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
-from tests.helpers.onnx_networks import FOREIGN, Array
+from tests.helpers import onnx_text
+from tests.helpers.onnx_networks import FOREIGN
+from tests.helpers.served import Served
 from tests.helpers.stopped_workers import stopped_workers
+from tests.helpers.ways import WAYS, RefusedError, by_grpc, request_of
 from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
@@ -39,41 +37,16 @@ LABELS = [f"class {index}" for index in range(9)]  # the model has ten
 FLOATS = TensorProto.FLOAT
 
 
-def save(repository: Path, name: str, nodes: list[Any], inputs: list[Any], outputs: list[Any], **more: Any) -> None:
-    graph = helper.make_graph(nodes, name, inputs, outputs, **more)
-    path = repository / name / "1" / "model.onnx"
-    path.parent.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-
-
-def save_optional(repository: Path) -> None:
-    """y = a x + b, where a and b have values of their own."""
-    node, info = helper.make_node, helper.make_tensor_value_info
-    values = {"a": np.full(4, 2, np.float32), "b": np.full(4, 0.5, np.float32)}
-    save(
-        repository,
-        "optional",
-        [node("Mul", ["x", "a"], ["ax"]), node("Add", ["ax", "b"], ["y"])],
-        [info(name, FLOATS, [4]) for name in ("x", "a", "b")],
-        [info("y", FLOATS, [4])],
-        initializer=[numpy_helper.from_array(value, name) for name, value in values.items()],
-    )
-    inputs = "".join(f'input {{ name: "{name}" optional: {optional} }} ' for name, optional in OPTIONAL.items())
-    (repository / "optional" / "config.pbtxt").write_text(inputs)
-
-
+# y = a x + b, where a and b have values of their own.
+PRODUCT = "(float[4] x, float[4] a, float[4] b) => (float[4] y) { ax = Mul(x, a) y = Add(ax, b) }"
+VALUES = {"a": np.full(4, 2, np.float32), "b": np.full(4, 0.5, np.float32)}
 OPTIONAL = {"x": "false", "b": "true", "a": "true"}
-
-
-def save_bfloat16(repository: Path) -> None:
-    """y = 2 x."""
-    node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.BFLOAT16
-    nodes = [
-        node("Cast", ["x"], ["wide"], to=FLOATS),
-        node("Add", ["wide", "wide"], ["twice"]),
-        node("Cast", ["twice"], ["y"], to=kind),
-    ]
-    save(repository, "bfloat16", nodes, [info("x", kind, ["N", 3])], [info("y", kind, ["N", 3])])
+# y = 2 x.
+BFLOAT16 = """(bfloat16[N, 3] x) => (bfloat16[N, 3] y) {
+    wide = Cast<to=1>(x)
+    twice = Add(wide, wide)
+    y = Cast<to=16>(twice)
+}"""
 
 
 HOSTILE = {
@@ -96,19 +69,6 @@ HOSTILE = {
 }
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-
-    def infer(self, model: str, feeds: dict[str, Array], **options: Any) -> Any:
-        inputs = []
-        for name, value in feeds.items():
-            inputs.append(triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
-            inputs[-1].set_data_from_numpy(value)
-        return self.client.infer(model, inputs, **options)
-
-
 @pytest.fixture(scope="module")
 def repository(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
@@ -120,8 +80,9 @@ def repository(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: p
     FOREIGN["loop"]().save(folder / "loop" / "1" / "model.onnx")
     (folder / "loop" / "config.pbtxt").write_text("instance_group { count: 1 kind: KIND_CPU }")
     write_model(folder, "simple_identity")
-    save_optional(folder)
-    save_bfloat16(folder)
+    inputs = "".join(f'input {{ name: "{name}" optional: {optional} }} ' for name, optional in OPTIONAL.items())
+    onnx_text.save(folder, "optional", PRODUCT, inputs, **VALUES)
+    onnx_text.save(folder, "bfloat16", BFLOAT16)
     cache, target = Cache(model_cache), detect()
     for name in ("loop", "simple_identity", "bfloat16"):
         compile_model(folder / name / "1" / "model.onnx", name, cache, target, lambda *_: None)
@@ -144,13 +105,11 @@ def served(repository: Path, model_cache: Path, tmp_path_factory: pytest.TempPat
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + START_SECONDS
-        while "ready: gRPC on" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        until(lambda: process.poll() is not None or "ready: gRPC on" in log.read_text(), log.read_text)
         found = dict(re.findall(r"ready: (\w+) on (\S+)", log.read_text()))
         with triton.InferenceServerClient(found["gRPC"]) as client:
-            yield Served(LiveServer(found["gRPC"], process, log, 0.0, http_url=found["HTTP"]), client)
+            server = LiveServer(found["gRPC"], process, log, 0.0, http_url=found["HTTP"])
+            yield Served(server, client, repository)
     finally:
         status = stop(process)
     assert status == 0
@@ -158,9 +117,9 @@ def served(repository: Path, model_cache: Path, tmp_path_factory: pytest.TempPat
 
 def test_classes_with_labels(served: Served) -> None:
     x = np.random.default_rng(0).standard_normal((3, 16), np.float32)
-    scores = served.infer("mlp", {"input": x}).as_numpy("output")
+    scores = served.infer("mlp", input=x)["output"]
     outputs = [triton.InferRequestedOutput("output", class_count=10)]
-    classes = served.infer("mlp", {"input": x}, outputs=outputs).as_numpy("output")
+    classes = served.ask("mlp", {"input": x}, outputs=outputs)["output"]
     assert classes.shape == (3, 10)
     for row, texts in zip(scores, classes, strict=True):
         parts = [text.decode().split(":") for text in texts]
@@ -170,27 +129,20 @@ def test_classes_with_labels(served: Served) -> None:
     assert "classification" in served.client.get_server_metadata().extensions
 
 
-def test_classes_over_http(served: Served) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_classes_in_each_way(served: Served, way: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, 16), np.float32)
-    tensor = triton_http.InferInput("input", [2, 16], "FP32")
-    tensor.set_data_from_numpy(x)
     outputs = [triton.InferRequestedOutput("output", class_count=3)]
-    expected = served.infer("mlp", {"input": x}, outputs=outputs).as_numpy("output")
-    with triton_http.InferenceServerClient(served.server.http_url) as client:
-        for binary in (True, False):
-            output = triton_http.InferRequestedOutput("output", binary_data=binary, class_count=3)
-            answer = client.infer("mlp", [tensor], outputs=[output]).as_numpy("output")
-            assert texts_of(answer) == texts_of(expected)
-
-
-def texts_of(array: Array) -> list[str]:
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel()]
+    request = request_of("mlp", {"input": x}, ["output"])
+    request.outputs[0].parameters["classification"].int64_param = 3
+    answer = outputs_of(WAYS[way](served.server, request))["output"]
+    assert answer.tolist() == served.ask("mlp", {"input": x}, outputs=outputs)["output"].tolist()
 
 
 def test_equal_requests_are_answered_from_the_cache(served: Served) -> None:
     x = np.random.default_rng(1).standard_normal((2, 16), np.float32)
-    first = served.infer("mlp", {"input": x}, request_id="a").get_response()
-    again = served.infer("mlp", {"input": x}, request_id="b").get_response()
+    first = by_grpc(served.server, request_of("mlp", {"input": x}, identity="a"))
+    again = by_grpc(served.server, request_of("mlp", {"input": x}, identity="b"))
     assert (first.id, again.id) == ("a", "b")
     assert first.raw_output_contents == again.raw_output_contents
     stats = served.client.get_inference_statistics("mlp").model_stats[0].inference_stats
@@ -203,12 +155,12 @@ def test_as_many_queries_at_a_time_as_instances(served: Served) -> None:
     server, request = served.server, {"count": np.array([3])}
     with ThreadPoolExecutor(3) as pool:
         with stopped_workers(server):
-            calls = [pool.submit(served.infer, "loop", request, client_timeout=TIMEOUT_SECONDS) for _ in range(3)]
+            calls = [pool.submit(served.ask, "loop", request) for _ in range(3)]
             until(lambda: (server.busy_slots(running=True), server.waiting_slots()) == (1, 2))
             for _ in range(20):
                 assert (server.busy_slots(running=True), server.waiting_slots()) == (1, 2)
         for call in calls:
-            np.testing.assert_array_equal(call.result(TIMEOUT_SECONDS).as_numpy("y"), np.eye(32))
+            np.testing.assert_array_equal(call.result(TIMEOUT_SECONDS)["y"], np.eye(32))
 
 
 def test_inputs_that_may_be_left_out(served: Served) -> None:
@@ -219,9 +171,9 @@ def test_inputs_that_may_be_left_out(served: Served) -> None:
         ({"a": a, "x": x}, a * x + 0.5),
         ({"b": b, "x": x, "a": a}, a * x + b),
     ):
-        np.testing.assert_array_equal(served.infer("optional", feeds).as_numpy("y"), expected)
+        np.testing.assert_array_equal(served.ask("optional", feeds)["y"], expected)
     with pytest.raises(InferenceServerException, match="expected between 1 and 3 inputs but got 1 inputs"):
-        served.infer("optional", {"a": a})
+        served.infer("optional", a=a)
     config = served.client.get_model_config("optional").config
     assert {tensor.name: tensor.optional for tensor in config.input} == {"x": False, "a": True, "b": True}
 
@@ -236,17 +188,11 @@ def test_bfloat16(served: Served) -> None:
     np.testing.assert_array_equal(answer, 2 * values.astype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("typed", [False, True])
-def test_strings_of_all_kinds(served: Served, typed: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_strings_of_all_kinds(served: Served, way: str) -> None:
     texts = [b"", b"he\0llo", b"\0", "ü€𝄞".encode(), b"x" * 100_000, bytes(range(128))]
-    request = pb.ModelInferRequest(model_name="simple_identity")
-    tensor = request.inputs.add(name="INPUT0", datatype="BYTES", shape=[2, 3])
-    raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    if typed:
-        tensor.contents.bytes_contents.extend(texts)
-    else:
-        request.raw_input_contents.append(raw)
-    assert ask(served, request).raw_output_contents[0] == raw
+    request = request_of("simple_identity", {"INPUT0": np.array(texts, object).reshape(2, 3)})
+    assert WAYS[way](served.server, request).raw_output_contents[0] == join_strings(texts)
 
 
 @pytest.mark.parametrize(
@@ -264,16 +210,10 @@ def test_strings_of_all_kinds(served: Served, typed: bool) -> None:
 def test_strings_that_are_none(served: Served, content: bytes, reason: str) -> None:
     request = pb.ModelInferRequest(model_name="simple_identity", raw_input_contents=[content])
     request.inputs.add(name="INPUT0", datatype="BYTES", shape=[1, 1])
-    with pytest.raises(grpc.RpcError) as caught:
-        ask(served, request)
-    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert reason in caught.value.details()
-
-
-def ask(served: Served, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    with grpc.insecure_channel(served.server.url) as channel:
-        call = channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
-        return call(request.SerializeToString(), timeout=TIMEOUT_SECONDS)
+    with pytest.raises(RefusedError) as caught:
+        by_grpc(served.server, request)
+    assert caught.value.status == "INVALID_ARGUMENT"
+    assert reason in caught.value.message
 
 
 def test_the_log_names_what_has_no_effect(served: Served) -> None:

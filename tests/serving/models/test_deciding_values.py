@@ -1,8 +1,6 @@
 """`gangway serve` with an input of one integer that decides what a model computes: compiled for each of its values."""
 
 import base64
-import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pytest
-import tritonclient.grpc as triton
-from onnx import parser
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
@@ -22,61 +18,38 @@ from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.served import Models
 from gangway.server.requests.codecs import Codec
 from gangway.server.requests.validation import RequestPlanner
-from testing.live_server import LiveServer, live_server
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
+from tests.helpers.served import Served, serving
 
 TIMEOUT_S = 60
 # The branches fit other lengths of x: no graph with both of them is valid for any length.
-BRANCHES = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, L] x, int64 rate) => (float[1, 2] y)
+BRANCHES = """(float[1, L] x, int64 rate) => (float[1, 2] y)
 <int64 sixteen = {16000}, int64[2] wide = {4, 2}, int64[2] narrow = {2, 2}, int64[1] axis = {0}> {
     yes = Equal(rate, sixteen)
     y = If<then_branch = a () => (float[1, 2] s) {p = Reshape(x, wide) s = ReduceSum<keepdims = 1>(p, axis)},
         else_branch = b () => (float[1, 2] s) {p = Reshape(x, narrow) s = ReduceMax<axes = [0], keepdims = 1>(p)}>(yes)
 }"""
-LENGTH = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8] x, int32[1] count) => (float[1, K] y)
+LENGTH = """(float[1, 8] x, int32[1] count) => (float[1, K] y)
 <int64[1] zero = {0}, int64[1] one = {1}> {
     end = Cast<to = 7>(count) s = Slice(x, zero, end, one) y = Exp(s)
 }"""
 
 
-class Served:
-    """A server, a client, and the same models in onnxruntime."""
-
-    def __init__(self, server: LiveServer, client: triton.InferenceServerClient, repository: Path) -> None:
-        self.server = server
-        self._client = client
-        self._repository = repository
-
+class Checked(Served):
     def check(self, name: str, x: npt.NDArray[np.float32], value: npt.NDArray[np.signedinteger]) -> None:
-        """Send a request and compare the answer."""
-        second = "rate" if name == "branches" else "count"
-        arrays = {"x": x, second: value}
-        kinds = {"x": "FP32", second: f"INT{8 * value.itemsize}"}
-        inputs = [triton.InferInput(key, list(array.shape), kinds[key]) for key, array in arrays.items()]
-        for given, array in zip(inputs, arrays.values(), strict=True):
-            given.set_data_from_numpy(array)
-        answer = self._client.infer(name, inputs).as_numpy("y")
-        session = onnxruntime.InferenceSession(self._repository / name / "1" / "model.onnx")
-        (expected,) = session.run(None, arrays)
-        np.testing.assert_allclose(answer, expected, rtol=1e-6)
-
-    def compiled(self) -> list[str]:
-        return re.findall(r"version 1, (.*): ready, compiled for these sizes", self.server.log.read_text())
-
-    def wait_for(self, sizes: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while sizes not in self.compiled():
-            assert time.monotonic() < deadline, self.server.log.read_text()
-            time.sleep(0.02)
+        """Compare an answer with onnxruntime's."""
+        feeds = {"x": x, "rate" if name == "branches" else "count": value}
+        session = onnxruntime.InferenceSession(self.repository / name / "1" / "model.onnx")
+        (expected,) = session.run(None, feeds)
+        np.testing.assert_allclose(self.infer(name, **feeds)["y"], expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Checked]:
     repository = tmp_path_factory.mktemp("repository")
     for name, text in (("branches", BRANCHES), ("length", LENGTH)):
-        path = repository / name / "1" / "model.onnx"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(parser.parse_model(text).SerializeToString())
+        onnx_text.save(repository, name, text)
     cache_dir = tmp_path_factory.mktemp("cache")
     sizes: dict[str, list[dict[str, int]]] = {
         "branches": [{}, {"L": 8, "rate": 16000}, {"L": 4, "rate": 8000}],
@@ -86,26 +59,25 @@ def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) 
         for dimensions in each:
             path = repository / name / "1" / "model.onnx"
             compile_kept(path, name, cache_dir, dimensions=dimensions)
-    flags = [f"--cache-dir={cache_dir}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, f"--cache-dir={cache_dir}", kind=Checked) as served:
+        yield served
 
 
-def test_each_value_is_compiled_and_answers_for_itself(served: Served) -> None:
+def test_each_value_is_compiled_and_answers_for_itself(served: Checked) -> None:
     random = np.random.default_rng(1)
     for rate, length in ((16000, 8), (8000, 4)):
         x = random.standard_normal((1, length)).astype(np.float32)
         served.check("branches", x, np.array(rate))
-        served.wait_for(f"L={length}, rate={rate}")
+        served.wait_for(f"L={length}, rate={rate}: ready, compiled for these sizes")
     for rate, length in ((16000, 8), (8000, 4), (16000, 8), (-5, 4)):
         served.check("branches", random.standard_normal((1, length)).astype(np.float32), np.array(rate))
 
 
-def test_a_value_decides_a_shape(served: Served) -> None:
+def test_a_value_decides_a_shape(served: Checked) -> None:
     x = np.arange(8, dtype=np.float32).reshape(1, 8)
     for count in (1, 2, 2, 1):
         served.check("length", x, np.array([count], np.int32))
-        served.wait_for(f"count={count}")
+        served.wait_for(f"count={count}: ready, compiled for these sizes")
 
 
 def test_contents_choose_the_codec() -> None:

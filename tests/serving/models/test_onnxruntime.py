@@ -8,22 +8,19 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.profile import Profile, write_profile
 from gangway.base.process import LOWERED_WORKER_NICE
-from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
@@ -32,13 +29,15 @@ from gangway.measure.profiler import profile_model
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
-from testing.live_server import LiveServer, live_server
+from testing.live_server import live_server
 from testing.processes import cpu_ns
 from testing.repository import GANGWAY
 from tests.conftest import CompileKept
 from tests.helpers.island_networks import control_flow
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
-from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
+from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array
+from tests.helpers.served import Served, serving
+from tests.helpers.ways import WAYS, RefusedError, by_grpc, request_of
 from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
@@ -46,22 +45,6 @@ LONG_STEPS = 300_000  # half a second
 BEGUN_NS = 100_000_000  # of CPU: a request computes
 ONE = join_strings([b"1"])
 NETWORKS = {**FOREIGN, **SYMBOLIC}
-
-
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-    repository: Path
-    networks: dict[str, Foreign]
-
-    def infer(self, name: str, feeds: dict[str, Array], **options: Any) -> dict[str, Array]:
-        inputs = []
-        for key, value in feeds.items():
-            inputs.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
-            inputs[-1].set_data_from_numpy(value)
-        result = self.client.infer(name, inputs, **options)
-        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +60,21 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(repository: Path, tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
-    networks = {name: make() for name, make in NETWORKS.items()}
     cache_dir = tmp_path_factory.mktemp("cache")
     for path in repository.glob("*/1/model.onnx"):
         compile_kept(path, path.parts[-3], cache_dir)
-    flags = [f"--cache-dir={cache_dir}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository, networks)
-    assert server.process.returncode == 0
+    with serving(repository, f"--cache-dir={cache_dir}") as served:
+        yield served
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_server_answers_like_onnxruntime(served: Served, name: str) -> None:
-    network = served.networks[name]
+    network = NETWORKS[name]()
     session = onnxruntime.InferenceSession(str(served.repository / name / "1" / "model.onnx"))
     names = [output.name for output in session.get_outputs()]
     for rows in (1, 4) if network.batched else (1,):
         feeds = network.feeds(rows, seed=rows)
-        answers = served.infer(name, feeds)
+        answers = served.ask(name, feeds)
         assert list(answers) == names
         for key, expected in zip(names, session.run(names, feeds), strict=True):
             assert (answers[key].shape, answers[key].dtype) == (expected.shape, expected.dtype)
@@ -116,7 +96,7 @@ def test_a_symbolic_length(served: Served) -> None:
     assert (config.max_batch_size, list(config.input[0].dims)) == (4, [-1, 3])
     for rows, length in ((1, 1), (2, 5), (3, 0), (4, 700), (2, 5)):
         x, z = floats(rows, length, 3), floats(rows, length, 1)
-        answer = served.infer("running_sum", {"x": x, "z": z})["y"]
+        answer = served.ask("running_sum", {"x": x, "z": z})["y"]
         np.testing.assert_allclose(answer, np.cumsum(x, axis=1) + z, rtol=1e-5, atol=1e-5)
         assert answer.shape == x.shape
 
@@ -134,24 +114,24 @@ def test_a_symbolic_length(served: Served) -> None:
 )
 def test_wrong_shapes_are_refused(served: Served, x: Array, z: Array, reason: str) -> None:
     with pytest.raises(InferenceServerException, match=reason) as caught:
-        served.infer("running_sum", {"x": x, "z": z})
+        served.ask("running_sum", {"x": x, "z": z})
     assert "INVALID_ARGUMENT" in caught.value.status()
 
 
 def test_outputs_as_large_as_they_become(served: Served) -> None:
     for value in (np.zeros((3, 5)), np.eye(40), np.ones((300, 7))):
         feeds = {"x": value.astype(np.float32)}
-        np.testing.assert_array_equal(served.infer("nonzero", feeds)["y"], np.array(np.nonzero(value)))
+        np.testing.assert_array_equal(served.ask("nonzero", feeds)["y"], np.array(np.nonzero(value)))
     for shape in ([1], [1000, 1000], [2, 3, 4, 5, 6, 7, 8], [3]):
-        answer = served.infer("expand", {"x": np.array([2.5], np.float32), "shape": np.array(shape)})["y"]
+        answer = served.ask("expand", {"x": np.array([2.5], np.float32), "shape": np.array(shape)})["y"]
         assert answer.shape == tuple(shape) and (answer == 2.5).all()
 
 
 def test_an_answer_too_large_to_be_sent(served: Served) -> None:
     with pytest.raises(InferenceServerException, match=r"has 33554\d+ bytes, 268435456 are possible") as caught:
-        served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([80 << 20])})
+        served.ask("expand", {"x": np.ones(1, np.float32), "shape": np.array([80 << 20])})
     assert "RESOURCE_EXHAUSTED" in caught.value.status()
-    assert served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([2])})["y"].shape == (2,)
+    assert served.ask("expand", {"x": np.ones(1, np.float32), "shape": np.array([2])})["y"].shape == (2,)
 
 
 def test_strings_in_shared_memory(served: Served) -> None:
@@ -191,7 +171,7 @@ def test_strings(served: Served) -> None:
     for rows in (1, 5):
         numbers = np.arange(16 * rows).reshape(rows, 16) * 12345
         a, b = numbers.astype(str).astype(object), np.full((rows, 16), "-7", object)
-        answers = served.infer("simple_string", {"INPUT0": a, "INPUT1": b})
+        answers = served.ask("simple_string", {"INPUT0": a, "INPUT1": b})
         assert answers["OUTPUT0"].astype(str).astype(int).tolist() == (numbers - 7).tolist()
         assert answers["OUTPUT1"].astype(str).astype(int).tolist() == (numbers + 7).tolist()
 
@@ -209,34 +189,24 @@ def test_wrong_strings_are_refused(served: Served, content: bytes, reason: str) 
     request = pb.ModelInferRequest(model_name="simple_string", raw_input_contents=[ONE * 16, content])
     for name in ("INPUT0", "INPUT1"):
         request.inputs.add(name=name, datatype="BYTES", shape=[1, 16])
-    with grpc.insecure_channel(served.server.url) as channel, pytest.raises(grpc.RpcError) as caught:
-        infer_of(channel)(request)
-    assert (caught.value.code(), reason in caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    with pytest.raises(RefusedError) as caught:
+        by_grpc(served.server, request)
+    assert (caught.value.status, reason in caught.value.message) == ("INVALID_ARGUMENT", True)
 
 
-def test_typed_strings(served: Served) -> None:
-    request = pb.ModelInferRequest(model_name="simple_string")
-    for name in ("INPUT0", "INPUT1"):
-        request.inputs.add(name=name, datatype="BYTES", shape=[1, 16]).contents.bytes_contents.extend([b"21"] * 16)
-    with grpc.insecure_channel(served.server.url) as channel:
-        answer = infer_of(channel)(request)
+@pytest.mark.parametrize("way", WAYS)
+def test_strings_in_each_way(served: Served, way: str) -> None:
+    texts = np.full((1, 16), b"21", object)
+    answer = WAYS[way](served.server, request_of("simple_string", {"INPUT0": texts, "INPUT1": texts}))
     assert answer.raw_output_contents[0] == join_strings([b"42"]) * 16
-
-
-def infer_of(channel: grpc.Channel) -> Any:
-    return channel.unary_unary(
-        SERVICE + "ModelInfer",
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
 
 
 def test_native_models_beside_them(served: Served) -> None:
     numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
     for _ in range(3):
-        answers = served.infer("simple", {"INPUT0": numbers, "INPUT1": numbers})
+        answers = served.ask("simple", {"INPUT0": numbers, "INPUT1": numbers})
         np.testing.assert_array_equal(answers["OUTPUT0"], 2 * numbers)
-        served.infer("gru", served.networks["gru"].feeds(2))
+        served.ask("gru", NETWORKS["gru"]().feeds(2))
 
 
 def test_log_summary_and_configuration_say_so(served: Served) -> None:
@@ -258,12 +228,12 @@ def test_a_failure_concerns_one_request(served: Served) -> None:
     before = served.server.pids()["worker"]
     for index in (10, 3, -11, 4):
         if -10 <= index < 10:
-            assert served.infer("gather", {"index": np.array([[index, 0]])})["y"][0, 0, 0] == 4 * index
+            assert served.ask("gather", {"index": np.array([[index, 0]])})["y"][0, 0, 0] == 4 * index
         else:
             with pytest.raises(
                 InferenceServerException, match=f"model 'gather': Gather: .* idx={index} must"
             ) as caught:
-                served.infer("gather", {"index": np.array([[index, 0]])})
+                served.ask("gather", {"index": np.array([[index, 0]])})
             assert "INVALID_ARGUMENT" in caught.value.status()
     assert served.server.pids()["worker"] == before
 
@@ -284,34 +254,34 @@ def test_layers_of_a_compiled_model(served: Served) -> None:
         feeds = island_feeds(length=length)
         if length <= 512:
             expected = session.run(None, feeds)[0]
-            np.testing.assert_allclose(served.infer("islands", feeds)["y"], expected, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(served.ask("islands", feeds)["y"], expected, rtol=1e-4, atol=1e-4)
         else:
             with pytest.raises(InferenceServerException, match=r"'islands': ReverseSequence: .*: 513") as caught:
-                served.infer("islands", feeds)
+                served.ask("islands", feeds)
             assert "INVALID_ARGUMENT" in caught.value.status()
 
 
 def test_a_request_that_is_given_up_disturbs_nobody(served: Served) -> None:
     steps = {"count": np.array([LONG_STEPS])}
     with pytest.raises(InferenceServerException) as caught:
-        served.infer("loop", steps, client_timeout=0.2)
+        served.ask("loop", steps, client_timeout=0.2)
     assert "DEADLINE_EXCEEDED" in caught.value.status()
     begin = time.monotonic()
-    np.testing.assert_array_equal(served.infer("loop", {"count": np.array([3])})["y"], np.eye(32))
+    np.testing.assert_array_equal(served.ask("loop", {"count": np.array([3])})["y"], np.eye(32))
     assert time.monotonic() - begin < 10
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while served.server.busy_slots():  # the next requests give back what the abandoned one left
         assert time.monotonic() < deadline
-        served.infer("loop", {"count": np.array([3])})
+        served.ask("loop", {"count": np.array([3])})
 
 
 @pytest.mark.parametrize("name", ["loop", "islands"])
 def test_a_killed_worker_costs_no_request(served: Served, name: str) -> None:
     feeds = {"count": np.array([LONG_STEPS])} if name == "loop" else island_feeds(LONG_STEPS)
-    expected = np.eye(32) if name == "loop" else served.infer(name, island_feeds(2))["y"]
+    expected = np.eye(32) if name == "loop" else served.ask(name, island_feeds(2))["y"]
     before = served.server.pids()["worker"]
     with ThreadPoolExecutor(1) as pool:
-        request = pool.submit(served.infer, name, feeds)
+        request = pool.submit(served.ask, name, feeds)
         until(served.server.busy_slots)
         time.sleep(0.2)  # it runs; nobody can see how far it is
         for pid in before:
@@ -344,9 +314,9 @@ def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
             np.testing.assert_array_equal(answer.as_numpy("y"), np.eye(32))
 
 
-def test_without_privilege_its_threads_have_a_workers_priority(tmp_path: Path) -> None:
+def test_without_privilege_its_threads_have_a_workers_priority(tmp_path: Path, compile_kept: CompileKept) -> None:
     path = FOREIGN["loop"]().save(tmp_path / "models" / "loop" / "1" / "model.onnx")
-    compile_model(path, "loop", Cache(tmp_path / "cache"), detect(), lambda phase, done, total: None)
+    compile_kept(path, "loop", tmp_path / "cache")
     flags = [f"--cache-dir={tmp_path / 'cache'}"]
     with live_server(tmp_path / "models", flags, prefix=WITHOUT_PRIVILEGE) as server:
         threads = [int(name) for pid in server.pids()["worker"] for name in os.listdir(f"/proc/{pid}/task")]

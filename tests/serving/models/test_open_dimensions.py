@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import numpy_helper
-from tritonclient.utils import np_to_triton_dtype
 
-from testing.live_server import LiveServer, live_server
+from gangway.clients.inputs import outputs_of
 from tests.conftest import CompileKept
+from tests.helpers.served import Served, serving
+from tests.helpers.ways import by_grpc, parameters_of, request_of
 
 TIMEOUT_S = 30
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -49,28 +49,15 @@ COMPILED = {
 QOS = 'parameters { key: "qos_ms" value: { string_value: "100x" } }'
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-
+class Told(Served):
     def infer(self, name: str, **arrays: Any) -> tuple[Any, dict[str, int]]:
         """Return an answer, and what it says of itself."""
-        inputs = [triton.InferInput(key, list(a.shape), np_to_triton_dtype(a.dtype)) for key, a in arrays.items()]
-        for given, array in zip(inputs, arrays.values(), strict=True):
-            given.set_data_from_numpy(array)
-        result = self.client.infer(name, inputs, parameters={"gangway_stats": True})
-        return result.as_numpy("y"), {key: value.int64_param for key, value in result.get_response().parameters.items()}
-
-    def parameter(self, name: str, key: str) -> str:
-        return str(self.client.get_model_config(name).config.parameters[key].string_value)
-
-    def lines(self, pattern: str) -> list[str]:
-        return re.findall(pattern, self.server.log.read_text())
+        response = by_grpc(self.server, request_of(name, arrays, gangway_stats=True))
+        return outputs_of(response)["y"], parameters_of(response)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Told]:
     repository, cache_dir = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("cache")
     for name, config in CONFIGS.items():
         folder = repository / name / "1"
@@ -81,9 +68,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) 
             save(folder / "model.onnx", name)
             for dimensions in ({}, *COMPILED.get(name, ())):
                 compile_kept(folder / "model.onnx", name, cache_dir, dimensions=dimensions)
-    with live_server(repository, [f"--cache-dir={cache_dir}"]) as server, triton.InferenceServerClient(server.url) as c:
-        yield Served(server, c)
-    assert server.process.returncode == 0
+    with serving(repository, f"--cache-dir={cache_dir}", kind=Told) as served:
+        yield served
 
 
 def save(path: Path, name: str) -> None:
@@ -97,7 +83,7 @@ def floats(*shape: int) -> Any:
 
 
 @pytest.mark.parametrize("name", BUCKETS)
-def test_what_dims_and_buckets_say_is_compiled_before_the_model_is_ready(served: Served, name: str) -> None:
+def test_what_dims_and_buckets_say_is_compiled_before_the_model_is_ready(served: Told, name: str) -> None:
     log = served.server.log.read_text()
     for sizes in COMPILED[name]:
         title = f"{name}, version 1, {', '.join(f'{key}={size}' for key, size in sizes.items())}"
@@ -105,7 +91,7 @@ def test_what_dims_and_buckets_say_is_compiled_before_the_model_is_ready(served:
     assert re.search(rf"model {name}, version 1: ready after .* s, compiled for \(", log)
 
 
-def test_answers_of_declared_sizes_and_others(served: Served) -> None:
+def test_answers_of_declared_sizes_and_others(served: Told) -> None:
     for width in (16, 24, 9):
         x = floats(2, 3, 8, width)
         np.testing.assert_array_equal(served.infer("picture", x=x)[0], np.maximum(x, 0))
@@ -117,7 +103,7 @@ def test_answers_of_declared_sizes_and_others(served: Served) -> None:
         np.testing.assert_allclose(served.infer("centre", x=x)[0], x - x.mean(0), atol=1e-6)
 
 
-def test_an_answer_that_outgrows_its_room_is_computed_again(served: Served) -> None:
+def test_an_answer_that_outgrows_its_room_is_computed_again(served: Told) -> None:
     """Equal headers, so all but the first are answered without a thread of their own."""
     x = floats(1)
     for count in (10, 10, 5000, 3, 9000):
@@ -128,13 +114,13 @@ def test_an_answer_that_outgrows_its_room_is_computed_again(served: Served) -> N
         np.testing.assert_array_equal(served.client.infer("copies", inputs).as_numpy("y"), np.repeat(x, count))
 
 
-def test_a_compiled_size_has_a_time_and_a_target_of_its_own(served: Served) -> None:
+def test_a_compiled_size_has_a_time_and_a_target_of_its_own(served: Told) -> None:
     targets_us = [served.infer("text", x=floats(1, length, 64))[1]["target_us"] for length in (1, 4096)]
     assert 0 < targets_us[0] < targets_us[1]
     assert re.fullmatch(r"[\d-]+T[\d:]+\+00:00", served.parameter("text", "gangway_target_since"))
 
 
-def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served: Served) -> None:
+def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served: Told) -> None:
     assert served.parameter("quotient", "gangway_target_since") == "the first answer"
     x = np.array([[1, 2, 3]])
     answer, report = served.infer("step", x=x)

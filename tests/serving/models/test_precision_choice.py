@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 
 from gangway.artifact.precision import BF16
-from gangway.clients.inputs import Array
+from gangway.clients.inputs import Array, outputs_of
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
 from testing.live_server import LiveServer, live_server
 from testing.otlp_collector import OtlpCollector
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.ways import by_http, parameters_of, request_of
 
 pytestmark = pytest.mark.long
 
@@ -202,14 +202,11 @@ def test_models_of_one_precision_say_nothing(served: Served) -> None:
 
 @needs_bf16
 def test_http_says_it_too(served: Served) -> None:
-    client = triton_http.InferenceServerClient(served.server.http_url)
-    given = triton_http.InferInput("input", [1, 3, 224, 224], "FP32")
-    given.set_data_from_numpy(pictures(3))
-    for timeout_us, precision in ((None, "fp32"), (500, "bf16")):
-        result = client.infer("choice", [given], timeout=timeout_us)
+    for options, precision in (({}, "fp32"), ({"timeout": 500}, "bf16")):
+        response = by_http(served.server, request_of("choice", {"input": pictures(3)}, **options))
         served.counted[precision] += 1
-        assert result.get_response()["parameters"] == {"precision": precision}
-        assert (result.as_numpy("output") == served.right[precision][3]).all()
+        assert parameters_of(response) == {"precision": precision}
+        assert (outputs_of(response)["output"] == served.right[precision][3]).all()
 
 
 @needs_bf16

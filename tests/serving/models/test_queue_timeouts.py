@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
 from tests.helpers import ensemble_configs, python_models
-from tests.helpers.python_models import inputs_of
 from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.served import inputs_of
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
+from tests.helpers.ways import WAYS, RefusedError, request_of
 from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
@@ -249,16 +249,13 @@ def test_a_level_has_its_own(served: Served, kind: str) -> None:
     urgent.result(TIMEOUT_S)
 
 
-def test_steps_of_ensembles_and_http(served: Served) -> None:
-    """A step waits for its model as others do."""
-    tensor = triton_http.InferInput("x", [1], "FP32")
-    tensor.set_data_from_numpy(np.zeros(1, np.float32))
-    with (
-        served.occupied("ensemble"),
-        triton_http.InferenceServerClient(served.server.http_url, network_timeout=TIMEOUT_S) as client,
-    ):
-        with pytest.raises(InferenceServerException, match=REJECTED.format("python_alone")) as caught:
-            served.infer("ensemble", 0)
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        with pytest.raises(InferenceServerException, match=REJECTED.format("python_alone")):
-            client.infer("python_alone", [tensor])
+def test_a_model_and_a_step_of_an_ensemble_in_each_way(served: Served) -> None:
+    """A step waits for its model as others do. All of them wait at the same time."""
+
+    def ask(name: str, way: str) -> None:
+        with pytest.raises(RefusedError, match=REJECTED.format("python_alone")) as caught:
+            WAYS[way](served.server, request_of(name, {"x": np.zeros(1, np.float32)}))
+        assert caught.value.is_of("UNAVAILABLE")
+
+    with served.occupied("ensemble"), ThreadPoolExecutor(2 * len(WAYS)) as pool:
+        list(pool.map(ask, ["ensemble", "python_alone"] * len(WAYS), sorted([*WAYS, *WAYS])))

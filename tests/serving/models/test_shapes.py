@@ -1,19 +1,13 @@
 """`gangway serve` with a model whose length is symbolic: onnxruntime at once, compiled for lengths that are used."""
 
-import queue
-import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.format import TensorSpec
@@ -25,138 +19,76 @@ from gangway.server.control.repository.shapes import MAX_QUEUED
 from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.models.config import buckets_of
-from testing.live_server import LiveServer, live_server
 from testing.processes import running_below
 from tests.conftest import CompileKept
-from tests.helpers.http_requests import ask_http
+from tests.helpers import onnx_text
+from tests.helpers.served import Served, serving
+from tests.helpers.ways import WAYS, RefusedError
 
 TIMEOUT_S = 60
 LIMIT = 2
 
 
-def save(path: Path) -> None:
-    """y = relu(x + b) + z, lengths of x and z symbolic."""
-    path.parent.mkdir(parents=True)
-    names = {"x": ["N", "S", 4], "z": ["N", "S", 4], "y": ["N", "S", 4]}
-    x, z, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in names.items())
-    nodes = [
-        helper.make_node("Add", ["x", "b"], ["s"]),
-        helper.make_node("Relu", ["s"], ["r"]),
-        helper.make_node("Add", ["r", "z"], ["y"]),
-    ]
-    bias = numpy_helper.from_array(np.arange(4, dtype=np.float32), "b")
-    graph = helper.make_graph(nodes, "symbolic", [x, z], [y], [bias])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+# y = relu(x + b) + z, lengths of x and z symbolic.
+SEQUENCE = """(float[N, S, 4] x, float[N, S, 4] z) => (float[N, S, 4] y) {
+    s = Add(x, b)
+    r = Relu(s)
+    y = Add(r, z)
+}"""
+B = np.arange(4, dtype=np.float32)
+# Rows of a table, and quotients.
+EMBEDDING = """(int64[N, S] tokens, int64[N, S] parts) => (float[N, S, 2] y, int64[N, S] q) {
+    [table] y = Gather(rows, tokens)
+    [shares] q = Div(tokens, parts)
+}"""
+ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
+CENTRE = "(float[N, S] x) => (float[N, S] y) { m = ReduceMean<axes=[0]>(x) y = Sub(x, m) }"
+# Two convolutions, a mean over the image, whose size is open, and a dense layer.
+CLASSIFIER = """(float[N, 3, H, W] x) => (float[N, 10] y) {
+    a = Conv<pads=[1, 1, 1, 1]>(x, first)
+    b = Relu(a)
+    c = Conv<pads=[1, 1, 1, 1]>(b, second)
+    d = GlobalAveragePool(c)
+    e = Flatten(d)
+    y = Gemm<transB=1>(e, dense, bias)
+}"""
+SHAPES = {"first": (32, 3, 3, 3), "second": (64, 32, 3, 3), "dense": (10, 64), "bias": (10,)}
 
 
-def save_one(path: Path, operator: str, inputs: dict[str, list[int | str]]) -> None:
-    """One operator, whose result is as large as its first input."""
-    path.parent.mkdir(parents=True)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, next(iter(inputs.values())))
-    graph = helper.make_graph([helper.make_node(operator, list(inputs), ["y"])], "one", values, [output])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-
-
-def save_embedding(path: Path) -> None:
-    """Rows of a table, and quotients."""
-    path.parent.mkdir(parents=True)
-    values = {"tokens": TensorProto.INT64, "parts": TensorProto.INT64}
-    inputs = [helper.make_tensor_value_info(name, kind, ["N", "S"]) for name, kind in values.items()]
-    outputs = [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "S", 2]),
-        helper.make_tensor_value_info("q", TensorProto.INT64, ["N", "S"]),
-    ]
-    nodes = [
-        helper.make_node("Gather", ["rows", "tokens"], ["y"], name="table"),
-        helper.make_node("Div", ["tokens", "parts"], ["q"], name="shares"),
-    ]
-    rows = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "rows")
-    graph = helper.make_graph(nodes, "embedding", inputs, outputs, [rows])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-
-
-def save_centre(path: Path) -> None:
-    """Each number less the mean of all rows."""
-    path.parent.mkdir(parents=True)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "S"]) for name in "xy")
-    nodes = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[0]), helper.make_node("Sub", ["x", "m"], ["y"])]
-    graph = helper.make_graph(nodes, "centre", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-
-
-def save_classifier(path: Path) -> None:
-    """Two convolutions, a mean over the image, whose size is open, and a dense layer."""
-    path.parent.mkdir(parents=True)
+def save_classifier(repository: Path, config: str = "") -> Path:
     random = np.random.default_rng(0)
-    shapes = {"first": (32, 3, 3, 3), "second": (64, 32, 3, 3), "dense": (10, 64), "bias": (10,)}
-    weights = {name: random.standard_normal(shape, np.float32) / 9 for name, shape in shapes.items()}
-    nodes = [
-        helper.make_node("Conv", ["x", "first"], ["a"], pads=[1] * 4),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "second"], ["c"], pads=[1] * 4),
-        helper.make_node("GlobalAveragePool", ["c"], ["d"]),
-        helper.make_node("Flatten", ["d"], ["e"]),
-        helper.make_node("Gemm", ["e", "dense", "bias"], ["y"], transB=1),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, "H", "W"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "classifier", [x], [y], tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    weights = {name: random.standard_normal(shape, np.float32) / 9 for name, shape in SHAPES.items()}
+    return onnx_text.save(repository, "classifier", CLASSIFIER, config, **weights)
 
 
-@dataclass(frozen=True)
-class Served:
-    """A server with two models of the same file, one of which declares sizes, and others of one operator."""
-
-    server: LiveServer
-    client: triton.InferenceServerClient
-    repository: Path
-
-    def infer(self, name: str, arrays: dict[str, Any]) -> Any:
-        inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
-        for given, value in zip(inputs, arrays.values(), strict=True):
-            given.set_data_from_numpy(value)
-        return self.client.infer(name, inputs).as_numpy("y")
+class Lengths(Served):
+    """A server with two models of the same file, one of which declares sizes, and others."""
 
     def check(self, rows: int, length: int, name: str = "sequence") -> None:
         """Send a request and compare the answer."""
         random = np.random.default_rng(rows * 1000 + length)
         arrays = {key: random.standard_normal((rows, length, 4)).astype(np.float32) for key in ("x", "z")}
-        answer = self.infer(name, arrays)
-        expected = np.maximum(arrays["x"] + np.arange(4, dtype=np.float32), 0) + arrays["z"]
+        answer = self.infer(name, **arrays)["y"]
+        expected = np.maximum(arrays["x"] + B, 0) + arrays["z"]
         assert answer.shape == expected.shape
         np.testing.assert_allclose(answer, expected, rtol=1e-6)
 
-    def lines(self, pattern: str) -> list[str]:
-        return re.findall(pattern, self.server.log.read_text())
-
-    def wait_for(self, pattern: str, count: int = 1) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(self.lines(pattern)) < count:
-            assert time.monotonic() < deadline, self.server.log.read_text()
-            time.sleep(0.02)
-
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Lengths]:
     folder = tmp_path_factory.mktemp("repository")
-    for name in ("sequence", "declared"):
-        save(folder / name / "1" / "model.onnx")
     buckets = 'parameters { key: "gangway_buckets" value: { string_value: "S=2,6" } }'
-    (folder / "declared" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets}")
-    save_one(folder / "windows" / "1" / "model.onnx", "Add", {"x": ["S", 4], "w": [1, 4]})
+    onnx_text.save(folder, "sequence", SEQUENCE, b=B)
+    onnx_text.save(folder, "declared", SEQUENCE, f"max_batch_size: 4 {buckets}", b=B)
     dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
-    (folder / "windows" / "config.pbtxt").write_text(dims)
-    save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
-    save_one(folder / "replaced" / "1" / "model.onnx", "Relu", {"x": ["N", "S", 4]})
-    save_centre(folder / "centre" / "1" / "model.onnx")
-    save_embedding(folder / "embedding" / "1" / "model.onnx")
-    (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
-    save_classifier(folder / "classifier" / "1" / "model.onnx")
+    onnx_text.save(folder, "windows", "(float[S, 4] x, float[1, 4] w) => (float[S, 4] y) { y = Add(x, w) }", dims)
+    picture = onnx_text.save(folder, "picture", "(float[Q, 3, Q, Q] x) => (float[Q, 3, Q, Q] y) { y = Relu(x) }")
+    picture.write_bytes(picture.read_bytes().replace(b"Q", b"?"))
+    onnx_text.save(folder, "replaced", "(float[N, S, 4] x) => (float[N, S, 4] y) { y = Relu(x) }")
+    onnx_text.save(folder, "centre", CENTRE)
+    onnx_text.save(folder, "embedding", EMBEDDING, f"max_batch_size: 4 {buckets.replace('2,6', '3')}", rows=ROWS)
     both = 'parameters { key: "gangway_buckets" value: { string_value: "H=8,12; W=8" } }'
-    (folder / "classifier" / "config.pbtxt").write_text(f"max_batch_size: 8 {both}")
+    save_classifier(folder, f"max_batch_size: 8 {both}")
     cache_dir = tmp_path_factory.mktemp("cache")
     sizes: dict[str, list[dict[str, int]]] = {
         "declared": [{}, {"S": 2}, {"S": 6}],
@@ -170,13 +102,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) 
         for dimensions in each:
             path = folder / name / "1" / "model.onnx"
             compile_kept(path, name, cache_dir, dimensions=dimensions)
-    flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
-    with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, folder)
-    assert server.process.returncode == 0
+    with serving(folder, f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}", kind=Lengths) as served:
+        yield served
 
 
-def test_one_sentence_says_what_serves_a_model(served: Served) -> None:
+def test_one_sentence_says_what_serves_a_model(served: Lengths) -> None:
     sentences = {
         "sequence": "served by onnxruntime until a size of (S) has been compiled, which begins with its",
         "declared": "compiled for (S) of 2, 6; onnxruntime serves other sizes until they are compiled",
@@ -187,51 +117,50 @@ def test_one_sentence_says_what_serves_a_model(served: Served) -> None:
     assert not served.lines(" ERROR ")
 
 
-def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -> None:
+def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Lengths) -> None:
     for size in (2, 6):
         assert served.lines(rf"declared, version 1, S={size}: ready")
         served.check(3, size, "declared")
 
 
-def test_rows_of_a_compiled_size_are_computed_together(served: Served, tmp_path: Path) -> None:
-    save_classifier(tmp_path / "1" / "model.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "1" / "model.onnx"))
+def test_rows_of_a_compiled_size_are_computed_together(served: Lengths, tmp_path: Path) -> None:
+    session = onnxruntime.InferenceSession(save_classifier(tmp_path))
     for rows, height in ((1, 8), (2, 8), (8, 8), (7, 12)):
         x = np.random.default_rng(rows).standard_normal((rows, 3, height, 8), np.float32)
-        np.testing.assert_allclose(served.infer("classifier", {"x": x}), session.run(None, {"x": x})[0], atol=1e-5)
+        np.testing.assert_allclose(served.infer("classifier", x=x)["y"], session.run(None, {"x": x})[0], atol=1e-5)
     assert len(served.lines(r"classifier, version 1, H=\d+, W=\d+: ready")) == 2
 
 
-def test_a_first_dimension_that_is_no_batch(served: Served) -> None:
+def test_a_first_dimension_that_is_no_batch(served: Lengths) -> None:
     config = served.client.get_model_config("windows").config
     assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1, 4], [1, 4]])
     w = np.full((1, 4), 3, np.float32)
     for length in (1, 5, 5):
         x = np.arange(4 * length, dtype=np.float32).reshape(length, 4)
-        np.testing.assert_array_equal(served.infer("windows", {"x": x, "w": w}), x + w)
+        np.testing.assert_array_equal(served.infer("windows", x=x, w=w)["y"], x + w)
         served.wait_for(rf"windows, version 1, S={length}: ready")
 
 
-def test_dimensions_of_a_name_that_says_nothing_may_differ(served: Served) -> None:
+def test_dimensions_of_a_name_that_says_nothing_may_differ(served: Lengths) -> None:
     for rows in (1, 2):
         x = np.arange(72 * rows, dtype=np.float32).reshape(rows, 3, 4, 6) - 30
-        np.testing.assert_array_equal(served.infer("picture", {"x": x}), np.maximum(x, 0))
+        np.testing.assert_array_equal(served.infer("picture", x=x)["y"], np.maximum(x, 0))
         served.wait_for(r"picture, version 1, x.2=4, x.3=6: ready")
 
 
-def test_rows_that_influence_each_other_are_compiled_for_each_number_of_them(served: Served) -> None:
+def test_rows_that_influence_each_other_are_compiled_for_each_number_of_them(served: Lengths) -> None:
     assert served.client.get_model_config("centre").config.max_batch_size == 4
     for rows in (1, 3, 3):
         x = np.arange(5 * rows, dtype=np.float32).reshape(rows, 5) ** 2
-        np.testing.assert_allclose(served.infer("centre", {"x": x}), x - x.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(served.infer("centre", x=x)["y"], x - x.mean(0), rtol=1e-6)
         served.wait_for(rf"centre, version 1, N={rows}, S=5: ready")
     with pytest.raises(InferenceServerException, match="batch-size must be <= 4"):
-        served.infer("centre", {"x": np.zeros((5, 5), np.float32)})
+        served.infer("centre", x=np.zeros((5, 5), np.float32))
     (statistics,) = served.client.get_inference_statistics("centre").model_stats
     assert (statistics.inference_count, statistics.inference_stats.success.count) == (7, 3)
 
 
-def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Served) -> None:
+def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Lengths) -> None:
     shapes = [list(tensor.shape) for tensor in served.client.get_model_metadata("sequence").inputs]
     assert shapes == [[-1, -1, 4]] * 2
     for length in (5, 6):
@@ -263,46 +192,31 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("tokens", "parts", "reason"), REFUSED)
 def test_a_refusal_is_the_same_whether_a_size_is_compiled(
-    served: Served, tokens: list[int], parts: list[int], reason: str
+    served: Lengths, tokens: list[int], parts: list[int], reason: str, way: str
 ) -> None:
-    message = f"model 'embedding': {reason}"
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for length in (3, 4):  # compiled, and not
-        arrays = {"tokens": np.array([tokens[:length]]), "parts": np.array([parts[:length]])}
-        inputs = [triton.InferInput(name, [1, length], "INT64") for name in arrays]
-        for given, value in zip(inputs, arrays.values(), strict=True):
-            given.set_data_from_numpy(value)
-        with pytest.raises(InferenceServerException) as caught:
-            served.client.infer("embedding", inputs)
-        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", message)
-        with triton.InferenceServerClient(served.server.url) as client:
-            client.start_stream(lambda result, error: answers.put(error))
-            client.async_stream_infer("embedding", inputs)
-            assert message in str(answers.get(timeout=TIMEOUT_S))
-        body = {
-            "inputs": [
-                {"name": n, "datatype": "INT64", "shape": [1, length], "data": a.tolist()} for n, a in arrays.items()
-            ]
-        }
-        answer = ask_http(served.server.http_url, "POST", "/v2/models/embedding/infer", body)
-        assert (answer.status, answer.content) == (400, {"error": message})
+        with pytest.raises(RefusedError) as caught:
+            served.over(way, "embedding", tokens=np.array([tokens[:length]]), parts=np.array([parts[:length]]))
+        assert caught.value.message == f"model 'embedding': {reason}"
+        assert caught.value.is_of("INVALID_ARGUMENT")
 
 
-def test_sizes_are_compiled_from_the_files_that_were_loaded(served: Served) -> None:
+def test_sizes_are_compiled_from_the_files_that_were_loaded(served: Lengths) -> None:
     path = served.repository / "replaced" / "1" / "model.onnx"
     path.unlink()
     path.parent.rmdir()
-    save_one(path, "Neg", {"x": ["N", "S", 4]})
+    onnx_text.save(served.repository, "replaced", "(float[N, S, 4] x) => (float[N, S, 4] y) { y = Neg(x) }")
     x = np.random.default_rng(5).standard_normal((1, 9, 4)).astype(np.float32)
-    np.testing.assert_array_equal(served.infer("replaced", {"x": x}), np.maximum(x, 0))
+    np.testing.assert_array_equal(served.infer("replaced", x=x)["y"], np.maximum(x, 0))
     served.wait_for("replaced, version 1, S=9: .*: its files have changed since it was loaded: load it anew")
-    np.testing.assert_array_equal(served.infer("replaced", {"x": x}), np.maximum(x, 0))
+    np.testing.assert_array_equal(served.infer("replaced", x=x)["y"], np.maximum(x, 0))
     assert not served.lines("replaced, version 1, S=9: ready")
 
 
-def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> None:
+def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Lengths) -> None:
     for length in range(100, 200):
         served.check(1, length)
     served.check(4, 3000)

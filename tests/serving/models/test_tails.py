@@ -2,28 +2,25 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
+from gangway.clients.inputs import outputs_of
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from testing.live_server import LiveServer, live_server
 from testing.processes import cpu_ns
 from tests.helpers import ensemble_configs
 from tests.helpers.onnx_networks import Array
+from tests.helpers.served import Served, serving
 from tests.helpers.tail_networks import (
     NAMES,
     accumulator,
@@ -36,6 +33,7 @@ from tests.helpers.tail_networks import (
     places,
     sums,
 )
+from tests.helpers.ways import WAYS, request_of
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
@@ -63,25 +61,10 @@ NAMED = ensemble_configs.config_of(
 )
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    clients: dict[str, Any]  # by protocol
-    repository: Path
-
-    def infer(self, name: str, feeds: dict[str, Array], protocol: str = "grpc", **options: Any) -> dict[str, Array]:
-        module = triton if protocol == "grpc" else triton_http
-        inputs = []
-        for key, value in feeds.items():
-            inputs.append(module.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
-            inputs[-1].set_data_from_numpy(value)
-        result = self.clients[protocol].infer(name, inputs, **options)
-        response = result.get_response(as_json=True) if protocol == "grpc" else result.get_response()
-        return {output["name"]: result.as_numpy(output["name"]) for output in response["outputs"]}
-
-    def check(self, name: str, feeds: dict[str, Array], protocol: str = "grpc") -> dict[str, Array]:
+class Checked(Served):
+    def check(self, name: str, feeds: dict[str, Array], way: str = "gRPC") -> dict[str, Array]:
         """Compare a model's answer with onnxruntime's; return it."""
-        answers = self.infer(name, feeds, protocol)
+        answers = self.over(way, name, **feeds)
         session = onnxruntime.InferenceSession(str(self.repository / name / "1" / "model.onnx"))
         names = [output.name for output in session.get_outputs()]
         assert list(answers) == names
@@ -100,7 +83,7 @@ def assert_same(answer: Array, expected: Array) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Checked]:
     repository = tmp_path_factory.mktemp("repository")
     detector(repository / "detector" / "1")
     detector(repository / "open_detector" / "1", rows="N")
@@ -122,31 +105,27 @@ def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Itera
     for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
         for sizes in ({}, {"N": 1}) if path.parts[-3] in ("open_detector", "numbered") else ({},):
             compile_model(path, path.parts[-3], Cache(model_cache), detect(), lambda phase, done, total: None, sizes)
-    with (
-        live_server(repository, [f"--cache-dir={model_cache}", "--backend-config=default-max-batch-size=0"]) as server,
-        triton.InferenceServerClient(server.url) as client,
-        triton_http.InferenceServerClient(server.http_url) as http_client,
-    ):
-        yield Served(server, {"grpc": client, "http": http_client}, repository)
-    assert server.process.returncode == 0
+    flags = (f"--cache-dir={model_cache}", "--backend-config=default-max-batch-size=0")
+    with serving(repository, *flags, kind=Checked) as served:
+        yield served
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_detections(served: Served, protocol: str) -> None:
-    counts = {len(served.check("detector", {"image": image(seed)}, protocol)["boxes"]) for seed in range(5)}
+@pytest.mark.parametrize("way", WAYS)
+def test_detections(served: Checked, way: str) -> None:
+    counts = {len(served.check("detector", {"image": image(seed)}, way)["boxes"]) for seed in range(5)}
     assert 0 in counts and len(counts) > 2
 
 
-def test_what_clients_are_told(served: Served) -> None:
-    client = served.clients["grpc"]
+def test_what_clients_are_told(served: Checked) -> None:
+    client = served.client
     shapes = {output.name: list(output.shape) for output in client.get_model_metadata("detector").outputs}
     assert shapes == {"boxes": [-1, 4], "scores": [-1], "classes": [-1, 1], "all_scores": [1, 2, 64]}
     for name in ("detector", "places", "labels", "unbatched", "accumulator"):
         assert client.get_model_config(name).config.parameters["gangway_engine"].string_value == "native"
 
 
-def test_detections_in_shared_memory(served: Served) -> None:
-    client, key = served.clients["grpc"], f"/tails-test-{os.getpid()}"
+def test_detections_in_shared_memory(served: Checked) -> None:
+    client, key = served.client, f"/tails-test-{os.getpid()}"
     handle = shm.create_shared_memory_region("tails", key, REGION_BYTES)
     feeds = {"image": image(1)}
     expected = served.check("detector", feeds)
@@ -173,49 +152,46 @@ def test_detections_in_shared_memory(served: Served) -> None:
         shm.destroy_shared_memory_region(handle)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_classes_are_called_what_a_zip_map_calls_them(served: Served, protocol: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_classes_are_called_what_a_zip_map_calls_them(served: Checked, way: str) -> None:
     """Also in an ensemble; the map itself becomes a tensor of scores, [rows, classes]."""
-    module = triton if protocol == "grpc" else triton_http
     session = onnxruntime.InferenceSession(str(served.repository / "classifier" / "1" / "model.onnx"))
     for rows in (1, 5):
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
         wanted, maps = session.run(None, {"x": x})
         scores = np.array([[each[text] for text in NAMES] for each in maps])
-        answers = served.infer("classifier", {"x": x}, protocol)
+        answers = served.over(way, "classifier", x=x)
         assert [text.decode() for text in answers["label"]] == wanted.tolist()
         np.testing.assert_allclose(answers["chances"], scores, rtol=1e-5)
         for name, tensor, output in (("classifier", "x", "chances"), ("named", "features", "best")):
-            asked = [module.InferRequestedOutput(output, class_count=2)]
-            named = served.infer(name, {tensor: x}, protocol, outputs=asked)[output]
+            request = request_of(name, {tensor: x}, [output])
+            request.outputs[0].parameters["classification"].int64_param = 2
+            named = outputs_of(WAYS[way](served.server, request))[output]
             found = [[text.decode().split(":")[1:] for text in row] for row in named]
             places = np.argsort(-scores, axis=1)[:, :2]
             assert found == [[[str(place), NAMES[place]] for place in row] for row in places]
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_an_answer_that_is_larger_than_was_thought(served: Served, protocol: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_that_is_larger_than_was_thought(served: Checked, way: str) -> None:
     for seed in (0, 1, 2, 0, 1):
-        answers = served.check("places", {"x": image(seed), "count": np.array([seed])}, protocol)
+        answers = served.check("places", {"x": image(seed), "count": np.array([seed])}, way)
         assert (answers["y"].nbytes > 100_000) == (seed > 0)
 
 
-def test_a_batch_of_detections(served: Served) -> None:
+def test_a_batch_of_detections(served: Checked) -> None:
     """Nothing says of its outputs which row they belong to, so the number of rows is a size like others."""
-    client = served.clients["grpc"]
+    client = served.client
     assert client.get_model_config("open_detector").config.max_batch_size == 0
     served.check("open_detector", {"image": image(1)})
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while "open_detector, version 1, N=1: ready, compiled" not in served.server.log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    served.wait_for("open_detector, version 1, N=1: ready, compiled")
     for seed in range(4):
         served.check("open_detector", {"image": image(seed)})
 
 
-def test_boxes_that_say_which_image_they_are_of(served: Served) -> None:
+def test_boxes_that_say_which_image_they_are_of(served: Checked) -> None:
     """No batch is made of requests, whose images would get other numbers, although zeros give a row for each image."""
-    config = served.clients["grpc"].get_model_config("numbered").config
+    config = served.client.get_model_config("numbered").config
     assert config.parameters["batching"].string_value == "off"
 
     def ask(seed: int) -> int:
@@ -227,7 +203,7 @@ def test_boxes_that_say_which_image_they_are_of(served: Served) -> None:
         assert any(pool.map(ask, range(24)))
 
 
-def test_a_request_that_the_tail_refuses(served: Served) -> None:
+def test_a_request_that_the_tail_refuses(served: Checked) -> None:
     """Zeros, too, with which the server tries models: it is ready even so."""
     log = served.server.log.read_text()
     assert "first, version 1: its time alone is not known before its first request" in log
@@ -237,7 +213,7 @@ def test_a_request_that_the_tail_refuses(served: Served) -> None:
             served.check("first", feeds)
             continue
         with pytest.raises(InferenceServerException, match=r"'first': Gather.*: indices element out of") as caught:
-            served.infer("first", feeds)
+            served.ask("first", feeds)
         assert "INVALID_ARGUMENT" in caught.value.status()
 
 
@@ -245,28 +221,28 @@ def rows_of(count: int, seed: int) -> dict[str, Array]:
     return {"x": np.random.default_rng(seed).standard_normal((count, 3, 6, 6)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_labels_of_rows(served: Served, protocol: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_labels_of_rows(served: Checked, way: str) -> None:
     for count in (1, 2, 8):
-        served.check("labels", rows_of(count, count), protocol)
-    served.check("unbatched", rows_of(3, 3), protocol)
-    answers = served.infer("unbatched", rows_of(0, 0), protocol)
+        served.check("labels", rows_of(count, count), way)
+    served.check("unbatched", rows_of(3, 3), way)
+    answers = served.over(way, "unbatched", **rows_of(0, 0))
     assert [value.shape for value in answers.values()] == [(0,), (0, 5)]
 
 
-def test_rows_of_several_requests_are_computed_together(served: Served) -> None:
-    before = served.clients["grpc"].get_inference_statistics("labels").model_stats[0]
+def test_rows_of_several_requests_are_computed_together(served: Checked) -> None:
+    before = served.client.get_inference_statistics("labels").model_stats[0]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda seed: served.check("labels", rows_of(1 + seed % 2, seed)), range(32)))
-    after = served.clients["grpc"].get_inference_statistics("labels").model_stats[0]
+    after = served.client.get_inference_statistics("labels").model_stats[0]
     assert after.execution_count - before.execution_count < 32
     assert after.inference_count - before.inference_count == 48
 
 
-def test_steps_of_an_ensemble(served: Served) -> None:
+def test_steps_of_an_ensemble(served: Checked) -> None:
     for seed in (0, 1, 2):
         feeds = {"image": image(seed)}
-        answers = served.infer("both", {**feeds, "one": np.array([1])})
+        answers = served.ask("both", {**feeds, "one": np.array([1])})
         expected = served.check("detector", feeds) | served.check("places", {"x": image(seed), "count": np.array([1])})
         expected["sums"] = expected["boxes"].sum(1)
         assert answers.keys() == {"boxes", "sums", "y"}
@@ -274,7 +250,7 @@ def test_steps_of_an_ensemble(served: Served) -> None:
             assert_same(answer, expected[name])
 
 
-def test_states_of_sequences(served: Served) -> None:
+def test_states_of_sequences(served: Checked) -> None:
     """Two at once, whose states are in the answers' frames, from which clients get the other outputs."""
     totals = {number: np.zeros(4) for number in (7, 8)}
     for step in range(5):
@@ -283,18 +259,18 @@ def test_states_of_sequences(served: Served) -> None:
             x[0, (step + number) % 4] = 1 if step < 4 else -1
             totals[number] += 2 * x[0]
             flags = {"sequence_id": number, "sequence_start": step == 0, "sequence_end": step == 4}
-            answers = served.infer("accumulator", {"x": x}, **flags)
+            answers = served.ask("accumulator", {"x": x}, **flags)
             assert list(answers) == ["y"]
             np.testing.assert_array_equal(answers["y"], np.nonzero(totals[number][None]))
 
 
-def test_a_killed_worker_costs_no_request(served: Served) -> None:
+def test_a_killed_worker_costs_no_request(served: Checked) -> None:
     feeds = {"x": image(3), "count": np.array([LONG_STEPS])}
     expected = served.check("places", {**feeds, "count": np.array([1])})
     before = served.server.pids()["worker"]
     idle_ns = sum(map(cpu_ns, before))
     with ThreadPoolExecutor(1) as pool:
-        request = pool.submit(served.infer, "places", feeds)
+        request = pool.submit(served.ask, "places", feeds)
         while sum(map(cpu_ns, before)) - idle_ns < BEGUN_NS:  # it is in the tail: all that comes before is quick
             assert not request.done()
         for pid in before:

@@ -1,11 +1,6 @@
 """Answers of Python models that are unlike their configurations: passed on as they are, on all ways, or errors."""
 
-import json
-import math
-import queue
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
-from tests.helpers import adder_models, ensemble_configs
+from gangway.protos import grpc_service_pb2 as pb
+from testing.live_server import LiveServer
+from tests.helpers import adder_models, ensemble_configs, ways
 from tests.helpers.client_segments import Segments
-from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, inputs_of, write
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import Array, Served, serving
+from tests.helpers.ways import RefusedError, by_grpc, request_of
 from tests.helpers.whole_server import until
 
 TENSORS = """
@@ -166,98 +162,45 @@ def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Itera
     repository = tmp_path_factory.mktemp("repository")
     write_all(repository)
     flags = [f"--cache-dir={model_cache}", "--cache-config=local,size=100000000", "--no-profile"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, *flags) as served:
+        yield served
 
 
-def x_of(kind: str, rows: int) -> Array:
+def request(kind: str, model: str, rows: int) -> pb.ModelInferRequest:
     x = np.array([kind.encode()], dtype=object)
-    return np.repeat(x[None], rows, axis=0) if rows else x
+    return request_of(model, {"x": np.repeat(x[None], rows, axis=0) if rows else x})
 
 
-def of_message(message: Any) -> Mapping[str, Given]:
-    contents = zip(message.outputs, message.raw_output_contents, strict=True)
+def given_by(response: pb.ModelInferResponse) -> dict[str, Given]:
+    contents = zip(response.outputs, response.raw_output_contents, strict=True)
     return {output.name: Given(output.datatype, tuple(output.shape), content) for output, content in contents}
 
 
-def by_grpc(served: Served, model: str, kind: str, rows: int) -> Mapping[str, Given]:
-    inputs = inputs_of({"x": x_of(kind, rows)})
-    for _ in range(2):  # a request like one before takes another way
-        result = served.client.infer(model, inputs, client_timeout=TIMEOUT_S)
-    return of_message(result.get_response())
+def asked(served: Served, model: str, kind: str, rows: int) -> dict[str, Given]:
+    return given_by(by_grpc(served.server, request(kind, model, rows)))
 
 
-def by_http(served: Served, model: str, kind: str, rows: int) -> Mapping[str, Given]:
-    array = x_of(kind, rows)
-    x = triton_http.InferInput("x", list(array.shape), "BYTES")
-    x.set_data_from_numpy(array)
-    with triton_http.InferenceServerClient(served.server.http_url, network_timeout=TIMEOUT_S) as client:
-        result = client.infer(model, [x])
-        found = {}
-        for output in result.get_response()["outputs"]:
-            begin = result._output_name_to_buffer_map[output["name"]]
-            content = bytes(result._buffer[begin : begin + output["parameters"]["binary_data_size"]])
-            found[output["name"]] = Given(output["datatype"], tuple(output["shape"]), content)
-        return found
-
-
-def by_json(served: Served, model: str, kind: str, rows: int) -> Mapping[str, Given]:
-    shape = [rows, 1] if rows else [1]
-    body = {"inputs": [{"name": "x", "datatype": "BYTES", "shape": shape, "data": [kind] * math.prod(shape)}]}
-    url = f"http://{served.server.http_url}/v2/models/{model}/infer"
-    with urllib.request.urlopen(url, json.dumps(body).encode(), TIMEOUT_S) as answer:
-        content = json.loads(answer.read())
-    found = {}
-    for output in content["outputs"]:
-        numpy_types = {"BOOL": "bool", "FP32": "float32", "FP64": "float64"}
-        if output["datatype"] == "BYTES":
-            text = b"".join(len(part).to_bytes(4, "little") + part.encode() for part in output["data"])
-        else:
-            numpy_type = numpy_types.get(output["datatype"], output["datatype"].lower())
-            text = np.array(output["data"], numpy_type).tobytes()
-        found[output["name"]] = Given(output["datatype"], tuple(output["shape"]), text)
-    return found
-
-
-def by_region(served: Served, model: str, kind: str, rows: int) -> Mapping[str, Given]:
-    segments = Segments(served.client)
+def by_region(server: LiveServer, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    """Over gRPC; y goes to the client's memory."""
     size_bytes = 20 << 20
-    handle = segments.create("answer", size_bytes)
-    try:
-        outputs = [triton.InferRequestedOutput(name) for name in ("y", "z")]
-        outputs[0].set_shared_memory("answer", size_bytes)
-        inputs = inputs_of({"x": x_of(kind, rows)})
-        message = served.client.infer(model, inputs, outputs=outputs, client_timeout=TIMEOUT_S).get_response()
-        found = dict(of_message(message))
-        if "y" in found:
-            size_bytes = message.outputs[0].parameters["shared_memory_byte_size"].int64_param
-            content = shm.get_contents_as_numpy(handle, np.uint8, [size_bytes]).tobytes()
-            found["y"] = found["y"]._replace(content=content)
-        return found
-    finally:
-        served.client.unregister_system_shared_memory("answer")
-        shm.destroy_shared_memory_region(handle)
+    with triton.InferenceServerClient(server.url) as client:
+        handle = Segments(client).create("answer", size_bytes)
+        try:
+            y, _ = request.outputs.add(name="y"), request.outputs.add(name="z")
+            y.parameters["shared_memory_region"].string_param = "answer"
+            y.parameters["shared_memory_byte_size"].int64_param = size_bytes
+            response = by_grpc(server, request)
+            if response.outputs[0].name == "y":
+                size_bytes = response.outputs[0].parameters["shared_memory_byte_size"].int64_param
+                content = shm.get_contents_as_numpy(handle, np.uint8, [size_bytes]).tobytes()
+                response.raw_output_contents[0] = content
+            return response
+        finally:
+            client.unregister_system_shared_memory("answer")
+            shm.destroy_shared_memory_region(handle)
 
 
-def by_stream(served: Served, model: str, kind: str, rows: int) -> Mapping[str, Given]:
-    answers: queue.Queue[Any] = queue.Queue()
-    with triton.InferenceServerClient(served.server.url) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
-        client.async_stream_infer(model, inputs_of({"x": x_of(kind, rows)}))
-        answer = answers.get(timeout=TIMEOUT_S)
-        client.stop_stream()
-    assert isinstance(answer, triton.InferResult), answer
-    return of_message(answer.get_response())
-
-
-Ask = Callable[[Served, str, str, int], Mapping[str, Given]]
-WAYS: Mapping[str, Ask] = {
-    "gRPC": by_grpc,
-    "HTTP": by_http,
-    "JSON": by_json,
-    "region": by_region,
-    "stream": by_stream,
-}
+WAYS: Mapping[str, Any] = {**ways.WAYS, "region": by_region}
 # By model: how many rows its requests have; 0: it has no batches.
 MODELS = {"batched": 1, "plain": 0, "cached": 1, "sends": 1, "asks": 0, "step": 0, "batched_step": 1, "kept_step": 0}
 
@@ -275,7 +218,9 @@ PAIRS = [
     [(*pair, kind) for pair in PAIRS for kind in KINDS if not (pair[1] == "JSON" and kind in NO_JSON)],
 )
 def test_an_answer_is_passed_on_as_it_is(served: Served, model: str, way: str, kind: str) -> None:
-    found = dict(WAYS[way](served, model, kind, MODELS[model]))
+    asked = [given_by(WAYS[way](served.server, request(kind, model, MODELS[model]))) for _ in range(2)]
+    assert asked[0] == asked[1], "a request like one before takes another way"
+    found = asked[0]
     assert found.pop("z") == Given("INT32", (1, 1), (3).to_bytes(4, "little"))
     expected = KINDS[kind]
     assert found == ({} if expected is None else {"y": expected})
@@ -283,16 +228,15 @@ def test_an_answer_is_passed_on_as_it_is(served: Served, model: str, way: str, k
 
 @pytest.mark.parametrize("kind", ["other rank", "bits"])
 def test_what_json_has_not_is_refused(served: Served, kind: str) -> None:
-    with pytest.raises(urllib.error.HTTPError) as raised:
-        by_json(served, "batched", kind, 1)
-    assert raised.value.code == 400
-    assert "cannot be sent as JSON" in raised.value.read().decode()
+    with pytest.raises(RefusedError, match="cannot be sent as JSON") as raised:
+        WAYS["JSON"](served.server, request(kind, "batched", 1))
+    assert raised.value.status == 400
 
 
 def test_more_rows_than_were_asked_for(served: Served) -> None:
     """And fewer: nothing compares the first dimension with the request's."""
-    assert by_grpc(served, "batched", "as configured", 4)["y"].shape == (1, 2)
-    assert by_grpc(served, "batched_step", "as configured", 4)["y"].shape == (1, 2)
+    assert asked(served, "batched", "as configured", 4)["y"].shape == (1, 2)
+    assert asked(served, "batched_step", "as configured", 4)["y"].shape == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +244,7 @@ def test_more_rows_than_were_asked_for(served: Served) -> None:
     [("as configured", (1, 1, 2, 1)), ("more rows", (4, 1, 2, 1)), ("other dimensions", (1, 7)), ("a scalar", ())],
 )
 def test_what_can_be_reshaped_is(served: Served, kind: str, shape: tuple[int, ...]) -> None:
-    assert by_grpc(served, "reshaped", kind, 1)["y"].shape == shape
+    assert asked(served, "reshaped", kind, 1)["y"].shape == shape
 
 
 @pytest.mark.parametrize(
@@ -313,22 +257,22 @@ def test_what_can_be_reshaped_is(served: Served, kind: str, shape: tuple[int, ..
     ],
 )
 def test_the_next_step_checks_its_inputs(served: Served, kind: str, why: str) -> None:
-    with pytest.raises(InferenceServerException) as raised:
-        by_grpc(served, "before_onnx", kind, 0)
-    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert raised.value.message().startswith(f"in ensemble 'before_onnx', step 1 ('adder'): {why}")
+    with pytest.raises(RefusedError) as raised:
+        asked(served, "before_onnx", kind, 0)
+    assert raised.value.status == "INVALID_ARGUMENT"
+    assert raised.value.message.startswith(f"in ensemble 'before_onnx', step 1 ('adder'): {why}")
 
 
 def test_classes_of_another_type(served: Served) -> None:
-    def ask(kind: str) -> Any:
-        outputs = [triton.InferRequestedOutput("y", class_count=1)]
-        inputs = inputs_of({"x": x_of(kind, 1)})
-        return served.client.infer("batched", inputs, outputs=outputs, client_timeout=TIMEOUT_S).as_numpy("y")
+    def ask(kind: str) -> tuple[int, ...]:
+        message = request(kind, "batched", 1)
+        message.outputs.add(name="y").parameters["classification"].int64_param = 1
+        return given_by(by_grpc(served.server, message))["y"].shape
 
     for kind, shape in (("other type", (1, 1)), ("whole numbers", (1, 1)), ("more rows", (4, 1)), ("a scalar", (1,))):
-        assert ask(kind).shape == shape
+        assert ask(kind) == shape
     for kind in ("texts", "other rank", "bits"):
-        with pytest.raises(InferenceServerException, match="class result not available for output due to unsupported"):
+        with pytest.raises(RefusedError, match="class result not available for output due to unsupported"):
             ask(kind)
 
 
@@ -341,7 +285,7 @@ def test_one_warning_of_a_model_for_each_kind(served: Served) -> None:
     for _ in range(3):
         with ThreadPoolExecutor(4) as pool:
             for kind in ("other type", "whole numbers", "stranger", "twice", "other dimensions", "missing"):
-                list(pool.map(lambda _, kind=kind: by_grpc(served, "twins", kind, 0), range(4)))
+                list(pool.map(lambda _, kind=kind: asked(served, "twins", kind, 0), range(4)))
     until(lambda: len(warnings_of(served, "twins")) >= 3)
     types, names, shapes = warnings_of(served, "twins")
     assert types.endswith(
@@ -355,17 +299,16 @@ def test_one_warning_of_a_model_for_each_kind(served: Served) -> None:
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("strict")
     write(repository, "batched", TENSORS, config_of("x:STRING:1", "y:FP32:2 z:INT32:1", batch=8), HEAD)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--strict-python-outputs"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, "--strict-python-outputs") as served:
+        yield served
 
 
 def test_strict_outputs(strict: Served) -> None:
     for kind, why in STRICT.items():
-        with pytest.raises(InferenceServerException, match=why) as raised:
-            by_grpc(strict, "batched", kind, 1)
-        assert raised.value.status() == "StatusCode.INTERNAL"
-    assert by_grpc(strict, "batched", "as configured", 1)["y"] == KINDS["as configured"]
-    assert by_grpc(strict, "batched", "other type", 1)["y"] == KINDS["as configured"], "converted"
-    assert list(by_grpc(strict, "batched", "missing", 1)) == ["z"]
+        with pytest.raises(RefusedError, match=why) as raised:
+            asked(strict, "batched", kind, 1)
+        assert raised.value.status == "INTERNAL"
+    assert asked(strict, "batched", "as configured", 1)["y"] == KINDS["as configured"]
+    assert asked(strict, "batched", "other type", 1)["y"] == KINDS["as configured"], "converted"
+    assert list(asked(strict, "batched", "missing", 1)) == ["z"]
     assert warnings_of(strict, "batched") == []

@@ -2,7 +2,6 @@
 
 import json
 import math
-import queue
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,23 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException
 
-from gangway.clients.connection import SERVICE
 from gangway.executor.frames import join_strings
-from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import split_elements
-from testing.live_server import live_server
 from testing.repository import GANGWAY
-from tests.helpers import ensemble_configs
-from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, executes, write
+from tests.helpers import ensemble_configs, onnx_text, ways
+from tests.helpers.python_models import config_of, executes, write
+from tests.helpers.raw_stream import RawStream
+from tests.helpers.served import TIMEOUT_S, Served, serving
 
 Elements = list[bytes]
 Way = Callable[[Served, Elements], Elements]  # of elements to a model and back
@@ -103,8 +98,9 @@ def fill(repository: Path) -> None:
     )
     (warmed / "warmup").mkdir()
     (warmed / "warmup" / "picture").write_bytes(join_strings([JPEG]))
-    write_onnx(repository / "text", "max_batch_size: 0", ["n"])
-    write_onnx(repository / "texts", f"max_batch_size: 8 {batching}", ["n", 1])
+    onnx_text.save(repository, "text", "(string[n] x) => (string[n] y) { y = Identity(x) }", "max_batch_size: 0")
+    texts = "(string[n, 1] x) => (string[n, 1] y) { y = Identity(x) }"
+    onnx_text.save(repository, "texts", texts, f"max_batch_size: 8 {batching}")
     for name, steps in {
         "chain": [("same", "x=x", "y=a"), ("same", "x=a", "y=y")],
         "to_onnx": [("same", "x=x", "y=a"), ("text", "x=a", "y=y")],
@@ -114,90 +110,46 @@ def fill(repository: Path) -> None:
         ensemble_configs.write(repository, name, ensemble_configs.config_of(*STRINGS, steps, batch=0))
 
 
-def write_onnx(folder: Path, config: str, shape: list[Any]) -> None:
-    """Write the identity of strings."""
-    (folder / "1").mkdir(parents=True)
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.STRING, shape) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
-        folder / "1" / "model.onnx",
-    )
-    (folder / "config.pbtxt").write_text(config)
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     fill(repository)
     flags = [f"--cache-dir={model_cache}", "--cache-config=local,size=67108864"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
-def array_of(elements: Elements) -> Array:
+def through(name: str, way: ways.Way = ways.by_grpc, /, **parameters: Any) -> Way:
+    def ask(served: Served, elements: Elements) -> Elements:
+        return answered(served, name, elements, way, **parameters)
+
+    return ask
+
+
+def answered(
+    served: Served,
+    name: str,
+    elements: Elements,
+    way: ways.Way = ways.by_grpc,
+    /,
+    shape: Sequence[int] = (-1,),
+    **parameters: Any,
+) -> Elements:
     array = np.empty(len(elements), object)
     array[:] = elements
-    return array
+    response = way(served.server, ways.request_of(name, {"x": array.reshape(shape)}, **parameters))
+    return split_elements(response.raw_output_contents[0], math.prod(response.outputs[0].shape))
 
 
-def by_grpc(name: str, **parameters: str) -> Way:
-    def ask(served: Served, elements: Elements) -> Elements:
-        x = triton.InferInput("x", [len(elements)], "BYTES")
-        x.set_data_from_numpy(array_of(elements))
-        result = served.client.infer(name, [x], client_timeout=TIMEOUT_S, parameters=parameters or None)
-        return split_elements(result.get_response().raw_output_contents[0], result.get_response().outputs[0].shape[0])
-
-    return ask
-
-
-def typed(served: Served, elements: Elements) -> Elements:
-    request = pb.ModelInferRequest(model_name="same")
-    request.inputs.add(name="x", datatype="BYTES", shape=[len(elements)]).contents.bytes_contents.extend(elements)
-    return answered(served, request)
-
-
-def answered(served: Served, request: pb.ModelInferRequest) -> Elements:
-    with grpc.insecure_channel(served.server.url, [("grpc.max_receive_message_length", -1)]) as channel:
-        call: Any = channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
-        answer = call(request.SerializeToString(), timeout=TIMEOUT_S)
-    return split_elements(answer.raw_output_contents[0], math.prod(answer.outputs[0].shape))
-
-
-def by_http(model: str) -> Way:
-    def ask(served: Served, elements: Elements) -> Elements:
-        x = triton_http.InferInput("x", [len(elements)], "BYTES")
-        x.set_data_from_numpy(array_of(elements))
-        with triton_http.InferenceServerClient(served.server.http_url) as client:
-            found = client.infer(model, [x]).as_numpy("y")
-        return [bytes(each) for each in found]
-
-    return ask
-
-
-def by_stream(model: str) -> Way:
-    def ask(served: Served, elements: Elements) -> Elements:
-        answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        x = triton.InferInput("x", [len(elements)], "BYTES")
-        x.set_data_from_numpy(array_of(elements))
-        found: Elements = []
-        with triton.InferenceServerClient(served.server.url) as client:
-            client.start_stream(lambda result, error: answers.put((result, error)))
-            client.async_stream_infer(model, [x], enable_empty_final_response=True)
-            while True:
-                result, error = answers.get(timeout=TIMEOUT_S)
-                if error is not None:
-                    raise error
-                response = result.get_response()
-                if response.outputs:
-                    found += split_elements(response.raw_output_contents[0], response.outputs[0].shape[0])
-                if not response.outputs or not response.parameters or model != "streams":
-                    return found
-
-    return ask
+def in_stream(served: Served, elements: Elements) -> Elements:
+    """A response for each element."""
+    request = ways.request_of("streams", {"x": np.array(elements, object)}, triton_enable_empty_final_response=True)
+    found: Elements = []
+    with RawStream(served.server.url, timeout_s=TIMEOUT_S) as stream:
+        stream.send(request)
+        while (response := stream.receive().infer_response).outputs:
+            found += split_elements(response.raw_output_contents[0], 1)
+    return found
 
 
 def in_memory(protocol: Any) -> Way:
@@ -227,10 +179,8 @@ def in_memory(protocol: Any) -> Way:
 def in_rows(served: Served, elements: Elements) -> Elements:
     """Requests of some rows, which are joined to batches."""
 
-    def ask(rows: Sequence[bytes]) -> Elements:
-        request = pb.ModelInferRequest(model_name="batched", raw_input_contents=[join_strings(rows)])
-        request.inputs.add(name="x", datatype="BYTES", shape=[len(rows), 1])
-        return answered(served, request)
+    def ask(rows: Elements) -> Elements:
+        return answered(served, "batched", rows, shape=(-1, 1))
 
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(ask, [elements[at : at + 2] for at in range(0, min(len(elements), 40), 2)]))
@@ -241,35 +191,28 @@ def in_turn(served: Served, elements: Elements) -> Elements:
     """A sequence, an element a request."""
     found: Elements = []
     for place, element in enumerate(elements[:20]):
-        request = pb.ModelInferRequest(model_name="sequence", raw_input_contents=[join_strings([element])])
-        request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
-        request.parameters["sequence_id"].int64_param = 5
-        request.parameters["sequence_start"].bool_param = not place
-        request.parameters["sequence_end"].bool_param = place == len(elements[:20]) - 1
-        found += answered(served, request)
+        flags = {"sequence_start": not place, "sequence_end": place == len(elements[:20]) - 1}
+        found += answered(served, "sequence", [element], shape=(1, 1), sequence_id=5, **flags)
     return found + elements[20:]
 
 
 def twice(served: Served, elements: Elements) -> Elements:
     """From the model, then from the response cache."""
-    first = by_grpc("cached")(served, elements)
-    assert by_grpc("cached")(served, elements) == first
+    first = answered(served, "cached", elements)
+    assert answered(served, "cached", elements) == first
     return first
 
 
 PATHS: dict[str, Way] = {
-    "gRPC, raw": by_grpc("same"),
-    "gRPC, typed": typed,
+    **{name: through("same", way) for name, way in ways.WAYS.items() if name != "JSON"},
     "gRPC, memory": in_memory(triton),
-    "gRPC, stream": by_stream("same"),
-    "gRPC, decoupled": by_stream("streams"),
-    "HTTP, binary": by_http("same"),
+    "gRPC, decoupled": in_stream,
     "HTTP, memory": in_memory(triton_http),
-    "ensemble": by_grpc("chain"),
-    "ensemble, HTTP": by_http("chain"),
-    "BLS": by_grpc("asks"),
-    "BLS of an ensemble": by_grpc("asks", model="chain"),
-    "BLS in an ensemble": by_http("asking"),
+    "ensemble": through("chain"),
+    "ensemble, HTTP": through("chain", ways.by_http),
+    "BLS": through("asks"),
+    "BLS of an ensemble": through("asks", model="chain"),
+    "BLS in an ensemble": through("asking", ways.by_http),
     "cache": twice,
     "batches": in_rows,
     "sequence": in_turn,
@@ -331,46 +274,38 @@ def test_json_has_text_only(served: Served) -> None:
         assert "Please use the binary data format" in error
 
 
-def onnx_paths() -> dict[str, Way]:
-    """To strings of onnxruntime."""
-    return {
-        "gRPC, raw": by_grpc("text"),
-        "HTTP, binary": by_http("text"),
-        "stream": by_stream("text"),
-        "after Python": by_grpc("to_onnx"),
-        "before Python": by_http("from_onnx"),
-        "BLS": by_grpc("asks", model="text"),
-        "BLS of an ensemble": by_grpc("asks", model="to_onnx"),
-    }
+ONNX_PATHS: dict[str, Way] = {
+    **{name: through("text", way) for name, way in ways.WAYS.items() if name != "JSON"},
+    "after Python": through("to_onnx"),
+    "before Python": through("from_onnx", ways.by_http),
+    "BLS": through("asks", model="text"),
+    "BLS of an ensemble": through("asks", model="to_onnx"),
+}
 
 
-@pytest.mark.parametrize("path", onnx_paths())
+@pytest.mark.parametrize("path", ONNX_PATHS)
 def test_onnxruntime_wants_text(served: Served, path: str) -> None:
     texts = [b"", "h\u00e9llo".encode(), b"a\0b"]
-    assert onnx_paths()[path](served, texts) == texts
-    with pytest.raises(InferenceServerException) as caught:
-        onnx_paths()[path](served, [b"text", JPEG])
-    assert "model 'text': input 'x': element 1 is not UTF-8: invalid start byte" in str(caught.value)
-    statuses = {"HTTP, binary": "400", "before Python": "400", "stream": None}
-    assert caught.value.status() == statuses.get(path, "StatusCode.INVALID_ARGUMENT")
+    assert ONNX_PATHS[path](served, texts) == texts
+    with pytest.raises(ways.RefusedError) as refused:
+        ONNX_PATHS[path](served, [b"text", JPEG])
+    assert "model 'text': input 'x': element 1 is not UTF-8: invalid start byte" in refused.value.message
+    assert refused.value.is_of("INVALID_ARGUMENT")
 
 
 def test_what_is_no_text_costs_its_own_request(served: Served) -> None:
     """Of those that onnxruntime executes in one batch."""
 
-    def ask(element: bytes) -> Elements | grpc.StatusCode:
-        request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[join_strings([element])])
-        request.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+    def ask(element: bytes) -> Elements | str | int | None:
         try:
-            return answered(served, request)
-        except grpc.RpcError as error:
-            code: grpc.StatusCode = error.code()
-            return code
+            return answered(served, "texts", [element], shape=(1, 1))
+        except ways.RefusedError as error:
+            return error.status
 
     elements = [JPEG if number % 4 == 0 else b"%d" % number for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(ask, elements))
-    assert found == [grpc.StatusCode.INVALID_ARGUMENT if each is JPEG else [each] for each in elements]
+    assert found == ["INVALID_ARGUMENT" if each is JPEG else [each] for each in elements]
 
 
 MADE = {
@@ -389,23 +324,18 @@ MADE = {
 @pytest.mark.parametrize("kind", MADE)
 def test_arrays_that_models_make(served: Served, kind: str) -> None:
     code, expected = MADE[kind]
-    request = pb.ModelInferRequest(model_name="makes", raw_input_contents=[join_strings([f"y = {code}"])])
-    request.inputs.add(name="x", datatype="BYTES", shape=[1])
-    assert answered(served, request) == expected
+    assert answered(served, "makes", [f"y = {code}".encode()]) == expected
 
 
 def test_a_text_that_has_no_bytes(served: Served) -> None:
     """As a file's name that is no UTF-8 is in Python. It is an error of its request, and of no other."""
-    request = pb.ModelInferRequest(model_name="makes", raw_input_contents=[join_strings(["y = np.array(['\\udcff'])"])])
-    request.inputs.add(name="x", datatype="BYTES", shape=[1])
-    with pytest.raises(grpc.RpcError) as caught:
-        answered(served, request)
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "surrogates not allowed" in str(caught.value.details())
+    with pytest.raises(ways.RefusedError, match="surrogates not allowed") as refused:
+        answered(served, "makes", [b"y = np.array(['\\udcff'])"])
+    assert refused.value.status == "INTERNAL"
 
 
 def test_a_warm_up_with_a_picture(served: Served) -> None:
-    assert by_grpc("warmed")(served, [b"x"]) == [JPEG]
+    assert answered(served, "warmed", [b"x"]) == [JPEG]
 
 
 def test_commands_that_send_a_picture(served: Served, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from testing.processes import command_of, descendants_of
 from tests.helpers import ensemble_configs
 from tests.helpers.certificates import Authority
 from tests.helpers.own_time import OwnTime
-from tests.helpers.python_models import TIMEOUT_S, Served, config_of, inputs_of, write
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -197,12 +198,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "x:FP32:1", "y:FP32:1", steps, batch=0, more="model_transaction_policy { decoupled: true }"
     )
     ensemble_configs.write(repository, "decoupled_chain", decoupled)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, cwd=repository.parent) as served:
+        yield served
 
 
 class Notes:

@@ -12,12 +12,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from tests.helpers import ensemble_configs
-from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
+from tests.helpers.python_models import config_of, four, parameter, write
+from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -182,12 +181,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write(repository, "batches", BATCHES, batches, HEAD)
     write(repository, "sequences", SEQUENCES, config_of(more="sequence_batching { }\n" + SEVERAL), HEAD)
     write(repository, "streams", STREAMS, config_of(more="model_transaction_policy { decoupled: true }"), HEAD)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={request.param}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, f"--cores={request.param}", cwd=repository.parent) as served:
+        yield served
 
 
 def x_of(first: float, second: float = 0) -> Array:
@@ -221,11 +216,7 @@ def test_an_execute_that_is_no_coroutine_is_called_as_ever(served: Served) -> No
 
 def test_clients_of_http(served: Served) -> None:
     def ask(_: int) -> Array:
-        with triton_http.InferenceServerClient(served.server.http_url) as client:
-            x = triton_http.InferInput("x", [4], "FP32")
-            x.set_data_from_numpy(x_of(CONCURRENCY))
-            y: Array = client.infer("meets", [x]).as_numpy("y")
-            return y
+        return served.over("HTTP", "meets", x=x_of(CONCURRENCY))["y"]
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         for future in at_once(pool, ask, CONCURRENCY):

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
-from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
+from tests.helpers.python_models import TEXTS, config_of, executes, write
+from tests.helpers.served import Served, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -40,13 +41,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     for name, count in MODELS.items():
         write(repository, name, EXECUTES, config_of(*TEXTS, more=f"instance_group {{ count: {count} }}"))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
+    flags = ["--model-control-mode=explicit", "--load-model=*"]
     flags.append("--front-ends=2")
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
 def ask(served: Served, code: str, name: str = "one") -> str:

@@ -14,8 +14,9 @@ from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
 from testing.processes import children_of, descendants_of
-from tests.helpers.python_models import ADD, HEAD, TEXTS, TIMEOUT_S, Served, config_of, executes, four, write
+from tests.helpers.python_models import ADD, HEAD, TEXTS, config_of, executes, four, write
 from tests.helpers.sampled import sampled
+from tests.helpers.served import TIMEOUT_S, Served, serving
 from tests.helpers.whole_server import alive, until
 
 AGAIN_S = 3  # an instance starts within a second; others use the machine, too
@@ -75,9 +76,8 @@ def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*") as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)

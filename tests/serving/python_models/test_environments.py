@@ -16,7 +16,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
-from tests.helpers.python_models import ADD, HEAD, Served, config_of, four, parameter, write
+from tests.helpers.python_models import ADD, HEAD, config_of, four, parameter, write
+from tests.helpers.served import Served, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -99,13 +100,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "meets", MEETS, config_of(outputs="y:INT32:1", more="instance_group { count: 2 }"))
     (repository / "meets" / "1" / "here").mkdir()
     broken = ("contradicted", "too_large", "fails")
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit"]
+    flags = ["--model-control-mode=explicit"]
     flags += [f"--load-model={folder.name}" for folder in repository.iterdir() if folder.name not in broken]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
 @pytest.mark.parametrize(("name", "value"), [("own", None), ("folder", 1), ("interpreter", 1), ("archive", 1)])

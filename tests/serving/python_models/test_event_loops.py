@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
-from tests.helpers.python_models import ADD, SLOW, Served, config_of, four, write
+from tests.helpers.python_models import ADD, SLOW, config_of, four, write
+from tests.helpers.served import Served, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -205,12 +204,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         write(repository, name, ASKS + body, ASKED, HEAD)
     write(repository, "left_behind", ASKS + LEFT_BEHIND, head=HEAD)
     write(repository, "fails", FAILS, head=HEAD)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={request.param}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, f"--cores={request.param}", cwd=repository.parent) as served:
+        yield served
 
 
 def ask(served: Served, name: str, way: str, value: float) -> object:

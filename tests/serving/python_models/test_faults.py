@@ -21,18 +21,8 @@ from testing.live_server import live_server
 from testing.processes import descendants_of
 from tests.helpers import adder_models
 from tests.helpers.own_time import within
-from tests.helpers.python_models import (
-    ADD,
-    HEAD,
-    TIMEOUT_S,
-    Array,
-    Served,
-    config_of,
-    four,
-    inputs_of,
-    parameter,
-    write,
-)
+from tests.helpers.python_models import ADD, HEAD, config_of, four, parameter, write
+from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
 from tests.helpers.whole_server import alive, until
 
 pytestmark = pytest.mark.long
@@ -130,12 +120,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     write(repository, "other")
     adder_models.write(repository, "two", 2)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*", cwd=repository.parent) as served:
+        yield served
 
 
 @pytest.fixture

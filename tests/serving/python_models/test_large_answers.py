@@ -17,8 +17,9 @@ from gangway.base.memory_budget import memory_budget
 from gangway.server.serving.process import MESSAGE_SHARE
 from testing.live_server import live_server
 from tests.helpers.own_time import OwnTime
-from tests.helpers.python_models import HEAD, TIMEOUT_S, Array, Served, config_of, four, inputs_of, parameter, write
+from tests.helpers.python_models import HEAD, config_of, four, parameter, write
 from tests.helpers.sampled import sampled
+from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 MOST_BYTES = 256 << 20
@@ -121,9 +122,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "other")
     (repository / "whole" / "1").mkdir(parents=True)
     (repository / "whole" / "config.pbtxt").write_text(STEPS)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository) as served:
+        yield served
 
 
 def ask(kind: int = 0, size_mib: int = LARGE_MIB, is_checked: bool = True) -> Array:

@@ -16,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 from testing.live_server import live_server
 from tests.helpers import adder_models
 from tests.helpers.own_time import OwnTime
-from tests.helpers.python_models import ADD, TEXTS, Served, config_of, executes, four, inputs_of, write
+from tests.helpers.python_models import ADD, TEXTS, config_of, executes, four, write
+from tests.helpers.served import Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -76,13 +77,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "member", loads("whole"))
     (repository / "whole" / "1").mkdir(parents=True)
     (repository / "whole" / "config.pbtxt").write_text(WHOLE)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--front-ends=2"]
+    flags = ["--model-control-mode=explicit", "--front-ends=2"]
     flags += [f"--load-model={name}" for name in ("asks", "asks_too", "leaves", "other")] + ["--cores=0"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
 def ask(served: Served, code: str, name: str = "asks") -> str:

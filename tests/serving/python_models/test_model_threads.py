@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from testing.live_server import live_server
-from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import ADD, config_of, four, write
 from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 TOKEN_S = 0.01  # of computing
@@ -156,9 +156,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "add", ADD)
     for name, (code, config) in LONG_KINDS.items():
         write(repository, name, code, config)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={min(os.sched_getaffinity(0))}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, f"--cores={min(os.sched_getaffinity(0))}") as served:
+        yield served
 
 
 class Tokens:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-import tritonclient.grpc as triton
 
-from testing.live_server import live_server
-from tests.helpers.python_models import HEAD, TEXTS, Served, config_of, executes, write
+from tests.helpers.python_models import HEAD, TEXTS, config_of, executes, write
+from tests.helpers.served import Served, serving
 
 NAMES = '"square": square, "multiprocessing": multiprocessing, "futures": futures, "self": self'
 # Processes are started as what `spawn` and `forkserver` import: model.py, which imports what Triton gives it.
@@ -37,9 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     write(repository, "starter", executes(NAMES), config_of(*TEXTS), head=MODEL)
     write(repository, "pooled", POOL + executes(NAMES), config_of(*TEXTS), head=MODEL)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository) as served:
+        yield served
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn", "forkserver"])

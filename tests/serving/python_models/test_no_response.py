@@ -9,9 +9,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from tests.helpers import ensemble_configs
-from tests.helpers.python_models import TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import config_of, four, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 NONE = "[None for _ in requests]"
@@ -86,8 +86,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             for model, given, found in zip(models, tensors, tensors[1:], strict=False)
         ]
         ensemble_configs.write(repository, name, ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps, batch=0))
-    with live_server(repository) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository) as served:
+        yield served
 
 
 @pytest.mark.parametrize("name", [*FORGETS, "coroutine", "calls", *ENSEMBLES])

@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
-from tests.helpers.python_models import TEXTS, Served, config_of, executes, write
+from tests.helpers.python_models import TEXTS, config_of, executes, write
+from tests.helpers.served import Served, serving
 from tests.helpers.whole_server import alive, until
 
 NAMES = '"asyncio": asyncio, "contextlib": contextlib, "io": io, "os": os, "sys": sys, "Mute": Mute, "Told": Told'
@@ -74,8 +73,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         head = "import atexit, concurrent.futures, multiprocessing, os, tempfile, threading, time\n\n"
         write(repository, name, LEAVES, config_of(*TEXTS), head)
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--strict-readiness=false"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, *flags) as served:
+        yield served
 
 
 @pytest.mark.parametrize(

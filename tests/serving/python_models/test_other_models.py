@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from testing.processes import cpu_ns
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
-from tests.helpers.python_models import SLOW, TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import SLOW, config_of, four, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
+from tests.helpers.ways import WAYS
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -182,12 +182,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ensemble_configs.write(repository, "chain", ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps, batch=0))
     steps = [("sync", "x=x", "y=a"), ("async", "x=a", "y=y")]
     ensemble_configs.write(repository, "outer", ensemble_configs.config_of("x:FP32:4", "y:FP32:4", steps, batch=0))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", f"--cores={request.param}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, f"--cores={request.param}", cwd=repository.parent) as served:
+        yield served
 
 
 def stream(served: Served, name: str, *asked: tuple[int, int], **options: Any) -> list[tuple[str, int | None, str]]:
@@ -240,10 +236,8 @@ def test_many_clients_of_one_instance(served: Served) -> None:
     with ThreadPoolExecutor(12) as pool:
         answers = pool.map(lambda value: (value, served.infer("sync", x=four(value))["y"]), range(48))
         assert all(np.array_equal(y, four(value + 6)) for value, y in answers)
-    with triton_http.InferenceServerClient(served.server.http_url) as client:
-        x = triton_http.InferInput("x", [4], "FP32")
-        x.set_data_from_numpy(four(2))
-        assert np.array_equal(client.infer("sync", [x]).as_numpy("y"), four(8))
+    for way in WAYS:
+        assert np.array_equal(served.over(way, "sync", x=four(2))["y"], four(8)), way
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tritonclient.grpc as triton
 
 from docs.generate import OWN_METHODS, PB_UTILS
-from testing.live_server import live_server
-from tests.helpers.python_models import HEAD, Served, config_of, executes, write
+from tests.helpers.python_models import HEAD, config_of, executes, write
+from tests.helpers.served import Served, serving
 
 pytestmark = pytest.mark.long
 
@@ -147,13 +146,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "calls", KEEPS + executes(names), 'backend: "python"', head)
     for name in ("echo", "spare"):
         write(repository, name, ECHO, config_of("x:STRING:-1", "y:STRING:-1"))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit"]
+    flags = ["--model-control-mode=explicit"]
     flags += ["--load-model=calls", "--load-model=echo"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
 @pytest.mark.parametrize("what", CALLS)

@@ -1,8 +1,6 @@
 """`gangway serve` with Python models: what they get and give, alone, in batches, and as steps of ensembles."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,17 +10,19 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from gangway.base.host_limits import memory_limit
 from gangway.clients.connection import SERVICE
+from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup
-from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
-from tests.helpers.python_models import ADD, TIMEOUT_S, Served, config_of, four, inputs_of, parameter, write
+from tests.helpers.http_requests import ask_http
+from tests.helpers.python_models import ADD, config_of, four, parameter, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
+from tests.helpers.ways import WAYS, request_of
 from tests.helpers.whole_server import until
 
 TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
@@ -223,23 +223,13 @@ def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Itera
     flags = [f"--cache-dir={model_cache}", "--strict-readiness=false", "--model-control-mode=explicit"]
     names = [folder.name for folder in repository.iterdir() if folder.name not in (*BROKEN, "syntax")]
     flags += [f"--load-model={name}" for name in names]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, *flags, cwd=repository.parent) as served:
+        yield served
 
 
-def test_numbers_over_grpc_and_http(served: Served) -> None:
-    assert np.array_equal(served.infer("add", x=four(1.5))["y"], four(2.5))
-    with triton_http.InferenceServerClient(served.server.http_url) as client:
-        x = triton_http.InferInput("x", [4], "FP32")
-        x.set_data_from_numpy(four(2))
-        assert np.array_equal(client.infer("add", [x]).as_numpy("y"), four(3))
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
-    url = f"http://{served.server.http_url}/v2/models/add/infer"
-    with urllib.request.urlopen(url, json.dumps(body).encode(), TIMEOUT_S) as answer:
-        assert json.loads(answer.read())["outputs"][0]["data"] == [2, 3, 4, 5]
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_ask(served: Served, way: str) -> None:
+    assert np.array_equal(served.over(way, "add", x=four(1.5))["y"], four(2.5))
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -317,14 +307,9 @@ def test_an_id_of_a_sequence_is_told_where_there_are_none(
     served: Served, given: dict[str, Any], identity: int | str, flags: int
 ) -> None:
     """As in Triton, it means nothing to a model without sequences. Python models see it."""
-    x = inputs_of({"x": np.zeros(1, np.float32)})
-    told = [served.client.infer("arguments", x, **given)]
-    with triton_http.InferenceServerClient(served.server.http_url) as client:
-        over_http = triton_http.InferInput("x", [1], "FP32")
-        over_http.set_data_from_numpy(np.zeros(1, np.float32))
-        told.append(client.infer("arguments", [over_http], **given))
-    for each in told:
-        said = json.loads(each.as_numpy("y")[0])
+    request = request_of("arguments", {"x": np.zeros(1, np.float32)}, **given)
+    for way in WAYS.values():
+        said = json.loads(outputs_of(way(served.server, request))["y"][0])
         assert (said["correlation"], said["flags"], said["parameters"]) == (identity, flags, {})
     for name, y in (("add", 1), ("two", 2), ("chain", 4)):
         x = four(0)[None] if name == "two" else four(0)
@@ -429,8 +414,7 @@ def test_what_clients_see_of_it(served: Served) -> None:
     assert config.parameters["gangway_engine"].string_value == "python"
     metadata = served.client.get_model_metadata("add")
     assert (metadata.platform, config.platform) == ("python", "")
-    with triton_http.InferenceServerClient(served.server.http_url) as client:
-        assert client.get_model_metadata("add")["platform"] == "python"
+    assert ask_http(served.server.http_url, "GET", "/v2/models/add").content["platform"] == "python"
     assert [(tensor.name, tensor.datatype, list(tensor.shape)) for tensor in metadata.inputs] == [("x", "FP32", [4])]
     served.infer("add", x=four(1))
     counted = served.client.get_inference_statistics("add").model_stats[0].inference_stats

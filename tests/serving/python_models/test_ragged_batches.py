@@ -6,10 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
-from testing.live_server import live_server
-from tests.helpers.python_models import Served, config_of, inputs_of, write
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import Served, inputs_of, serving
 
 pytestmark = pytest.mark.long
 
@@ -49,12 +48,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     nameless = config_of("", "y:STRING:1", 4, x + JOINS).replace('backend: "python"', "")
     write(repository, "nameless", TELLS, nameless)  # a model.py without a backend is a Python model
     write(repository, "batch_input", TELLS, config_of("", "y:STRING:1", 4, x + SAYS_MORE + JOINS))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, cwd=repository.parent) as served:
+        yield served
 
 
 def tensor(name: str, shape: Sequence[int]) -> np.ndarray:  # type: ignore[type-arg]

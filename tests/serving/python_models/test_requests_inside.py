@@ -1,22 +1,18 @@
 """What reaches a Python model of a request, and what of its answer comes back: alone, inside of ensembles, by BLS."""
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
-from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
-from testing.live_server import live_server
-from tests.helpers import ensemble_configs
-from tests.helpers.python_models import TIMEOUT_S, Array, Served, config_of, write
+from tests.helpers import ensemble_configs, ways
+from tests.helpers.http_requests import ask_http
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import Served, serving
 
 TELLS = """
     def execute(self, requests):
@@ -112,95 +108,38 @@ def write_all(repository: Path) -> None:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
     write_all(repository)
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", *FLAGS]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client, repository)
+    with serving(repository, *FLAGS) as served:
+        yield served
 
 
 Answered = tuple[Mapping[str, Any], Mapping[str, Any]]  # what the model was told, and the response's parameters
-Ask = Callable[[Served, str, Sequence[str]], Answered]
+Ask = Callable[..., Answered]  # of a server, a model and the names of outputs
 
 
-def message_of(model: str, outputs: Sequence[str], is_typed: bool = False) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=model, id="id 7")
-    for name in ("b", "a"):
-        tensor = request.inputs.add(name=name, datatype="FP32", shape=[1])
-        if is_typed:
-            tensor.contents.fp32_contents.append(1)
-        else:
-            request.raw_input_contents.append(np.ones(1, np.float32).tobytes())
-    for name in outputs:
-        request.outputs.add(name=name)
-    kinds = {str: "string_param", int: "int64_param", bool: "bool_param", float: "double_param"}
-    for key, value in {**PARAMETERS, "timeout": 9_000_000, "priority": 2}.items():
-        kind = "uint64_param" if key == "large" else kinds[type(value)]
-        setattr(request.parameters[key], kind, value)
-    return request
+def message_of(model: str, outputs: Sequence[str]) -> pb.ModelInferRequest:
+    one = np.ones(1, np.float32)
+    parameters = {**PARAMETERS, "timeout": 9_000_000, "priority": 2}
+    return ways.request_of(model, {"b": one, "a": one}, outputs, "id 7", **parameters)
 
 
-def of_message(response: pb.ModelInferResponse) -> Answered:
-    given = {
-        key: getattr(value, str(value.WhichOneof("parameter_choice"))) for key, value in response.parameters.items()
-    }
-    return json.loads(response.raw_output_contents[0][4:]), given
-
-
-def by_grpc(is_typed: bool) -> Ask:
-    def ask(served: Served, model: str, outputs: Sequence[str]) -> Answered:
-        with grpc.insecure_channel(served.server.url) as channel:
-            call = channel.unary_unary(
-                SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
-            )
-            message = message_of(model, outputs, is_typed)
-            for _ in range(2):  # a request like one before takes another way
-                answered = call(message, timeout=TIMEOUT_S, metadata=tuple(FORWARDED.items()))
-        return of_message(answered)
+def by(way: ways.Way) -> Ask:
+    def ask(served: Served, model: str, outputs: Sequence[str], user: str = "me") -> Answered:
+        for _ in range(2):  # a request like one before takes another way
+            response = way(served.server, message_of(model, outputs), {"x-user": user})
+        return json.loads(response.raw_output_contents[0][4:]), ways.parameters_of(response)
 
     return ask
 
 
-def by_stream(served: Served, model: str, outputs: Sequence[str]) -> Answered:
-    with grpc.insecure_channel(served.server.url) as channel:
-        call = channel.stream_stream(
-            SERVICE + "ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
-        )
-        answers = call(iter([message_of(model, outputs)]), timeout=TIMEOUT_S, metadata=tuple(FORWARDED.items()))
-        (answered, *_) = list(answers)
-    assert not answered.error_message
-    return of_message(answered.infer_response)
-
-
-def by_json(served: Served, model: str, outputs: Sequence[str]) -> Answered:
-    body = {
-        "id": "id 7",
-        "inputs": [{"name": name, "datatype": "FP32", "shape": [1], "data": [1]} for name in ("b", "a")],
-        "outputs": [{"name": name} for name in outputs],
-        "parameters": {**PARAMETERS, "timeout": 9_000_000, "priority": 2},
-    }
-    url = f"http://{served.server.http_url}/v2/models/{model}/infer"
-    request = urllib.request.Request(url, json.dumps(body).encode(), FORWARDED)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        content = json.loads(answer.read())
-    return json.loads(content["outputs"][0]["data"][0]), content["parameters"]
-
-
 def by_generate(served: Served, model: str, outputs: Sequence[str]) -> Answered:
     body = {"id": "id 7", "b": 1, "a": 1, **PARAMETERS, "timeout": 9_000_000, "priority": 2}
-    url = f"http://{served.server.http_url}/v2/models/{model}/generate"
-    request = urllib.request.Request(url, json.dumps(body).encode(), FORWARDED)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-        content = json.loads(answer.read())
+    answer = ask_http(served.server.http_url, "POST", f"/v2/models/{model}/generate", body, {"x-user": "me"})
+    assert answer.status == 200
+    content = answer.content
     return json.loads(content.pop("told")), content
 
 
-WAYS: Mapping[str, Ask] = {
-    "gRPC, raw": by_grpc(is_typed=False),
-    "gRPC, typed": by_grpc(is_typed=True),
-    "stream": by_stream,
-    "JSON": by_json,
-    "generate": by_generate,
-}
-HTTP_WAYS = ("JSON", "generate")
+WAYS: Mapping[str, Ask] = {**{name: by(way) for name, way in ways.WAYS.items()}, "generate": by_generate}
 # By model: the inputs in the order in which it sees them.
 MODELS = {
     "tells": ["b", "a"],
@@ -219,8 +158,7 @@ MODELS = {
 )
 def test_all_of_a_request_reaches_the_model(served: Served, model: str, way: str) -> None:
     told, given = WAYS[way](served, model, ["told"])
-    header = "X-User" if way in HTTP_WAYS else "x-user"  # as urllib writes it
-    assert told["parameters"] == {**PARAMETERS, header: "me"}
+    assert told["parameters"] == {**PARAMETERS, "x-user": "me"}
     assert (told["id"], told["timeout"], told["priority"]) == ("id 7", 9_000_000, 2)
     assert told["inputs"] == MODELS[model]
     if way != "generate" or model not in ("tells", "sends"):  # it names no outputs
@@ -248,28 +186,14 @@ def test_a_model_is_asked_for_what_is_wanted(
 
 def test_headers_count_for_the_response_cache(served: Served) -> None:
     def told(user: str) -> str:
-        message = message_of("cached", ["told"])
-        with grpc.insecure_channel(served.server.url) as channel:
-            call = channel.unary_unary(
-                SERVICE + "ModelInfer", pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
-            )
-            answered = call(message, timeout=TIMEOUT_S, metadata=(("x-user", user),))
-        return str(of_message(answered)[0]["parameters"]["x-user"])
+        return str(by(ways.by_grpc)(served, "cached", ["told"], user)[0]["parameters"]["x-user"])
 
     assert [told(user) for user in ("one", "two", "one", "two")] == ["one", "two", "one", "two"]
 
 
 def answer(served: Served, model: str, value: float, outputs: Sequence[str]) -> dict[str, float]:
-    x = triton.InferInput("x", [1], "FP32")
-    x.set_data_from_numpy(np.full(1, value, np.float32))
-    wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
-    result = served.client.infer(model, [x], outputs=wanted, client_timeout=TIMEOUT_S)
-    return {each.name: float(value_of(result.as_numpy(each.name))) for each in result.get_response().outputs}
-
-
-def value_of(array: Array | None) -> Any:
-    assert array is not None
-    return array[0]
+    found = served.over("gRPC", model, outputs, x=np.full(1, value, np.float32))
+    return {name: float(array[0]) for name, array in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +222,7 @@ def test_an_output_that_is_left_away_is_missed_by_who_needs_it(
 @pytest.mark.parametrize(("model", "step"), [("needs", "step 1 ('copies')"), ("inside", "step 1 ('copies')")])
 @pytest.mark.parametrize("outputs", [[], ["r"], ["p", "r"]])
 def test_a_step_that_needs_what_is_missing_fails(served: Served, model: str, step: str, outputs: list[str]) -> None:
-    with pytest.raises(InferenceServerException) as raised:
+    with pytest.raises(ways.RefusedError) as raised:
         answer(served, model, 0, outputs)
-    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert raised.value.message() == f"in ensemble '{model}', {step}: {MISSING}"
+    assert raised.value.status == "INVALID_ARGUMENT"
+    assert raised.value.message == f"in ensemble '{model}', {step}: {MISSING}"

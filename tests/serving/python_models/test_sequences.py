@@ -14,7 +14,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
-from tests.helpers.python_models import TIMEOUT_S, Served, config_of, four, inputs_of, write
+from tests.helpers.python_models import config_of, four, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -116,12 +117,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write(repository, "calls", CALLS, config_of(outputs="y:STRING:1"))
     decoupled = "model_transaction_policy { decoupled: true }"
     write(repository, "meets", MEETS, config_of(outputs="y:STRING:1", more=decoupled))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--model-control-mode=explicit", "--load-model=*"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*", cwd=repository.parent) as served:
+        yield served
 
 
 def send(served: Served, name: str, value: float, identity: int | str, start: bool = False, end: bool = False) -> Any:
@@ -198,7 +195,7 @@ def test_an_instance_that_is_lost_takes_its_sequences_along(served: Served) -> N
 def test_several_front_ends_cannot_have_sequences(tmp_path_factory: pytest.TempPathFactory) -> None:
     repository = tmp_path_factory.mktemp("models")
     write(repository, "single", of_shape((1,)), config_of(outputs="y:STRING:1", more=sequences("UINT64")))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--front-ends=2", "--model-control-mode=explicit"]
+    flags = ["--front-ends=2", "--model-control-mode=explicit"]
     with (
         live_server(repository, flags, cwd=repository.parent) as server,
         triton.InferenceServerClient(server.url) as client,

@@ -12,7 +12,8 @@ from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server, reserved_port
 from tests.helpers import ensemble_configs
-from tests.helpers.python_models import ADD, Served, four, write
+from tests.helpers.python_models import ADD, four, write
+from tests.helpers.served import Served
 from tests.helpers.whole_server import started, until
 
 pytestmark = pytest.mark.long  # a start is slow after ten seconds

@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from testing.live_server import live_server
-from tests.helpers.python_models import Served
+from tests.helpers.served import Served, serving
 from tests.helpers.stream_models import (
     DECOUPLED,
     NOT_ONE,
@@ -34,16 +33,12 @@ EMPTY_FINAL = {"triton_enable_empty_final_response": True}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    import tritonclient.grpc as triton
 
     repository = tmp_path_factory.mktemp("repository")
     write_text_model(repository, "script", SCRIPT, more=DECOUPLED)
     write_text_model(repository, "relay", RELAY)
-    with (
-        live_server(repository, [f"--cache-dir={tmp_path_factory.mktemp('cache')}"], cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, cwd=repository.parent) as served:
+        yield served
 
 
 def matches(found: str, wanted: str) -> bool:

@@ -17,20 +17,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from testing.live_server import live_server
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
-from tests.helpers.python_models import (
-    TEXTS,
-    TIMEOUT_S,
-    Served,
-    config_of,
-    executes,
-    four,
-    inputs_of,
-    parameter,
-    write,
-)
+from tests.helpers.python_models import TEXTS, config_of, executes, four, parameter, write
+from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
@@ -148,12 +138,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     steps = [("waits", "x=x", "y=a"), ("waits", "x=a", "y=y")]
     texts = "x:STRING:1", "y:STRING:1"
     ensemble_configs.write(repository, "chain", ensemble_configs.config_of(*texts, steps, batch=0))
-    flags = [f"--cache-dir={tmp_path_factory.mktemp('cache')}", "--cores=0"]
-    with (
-        live_server(repository, flags, cwd=repository.parent) as server,
-        triton.InferenceServerClient(server.url) as client,
-    ):
-        yield Served(server, client, repository)
+    with serving(repository, "--cores=0", cwd=repository.parent) as served:
+        yield served
 
 
 def others_are_answered(served: Served) -> None:

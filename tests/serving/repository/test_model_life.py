@@ -22,8 +22,9 @@ from testing.live_server import live_server
 from tests.conftest import CompileKept
 from tests.helpers import adder_models, ensemble_configs, python_models
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, fill_cache
-from tests.helpers.python_models import ADD, config_of, four, inputs_of
+from tests.helpers.python_models import ADD, config_of, four
 from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.served import inputs_of
 
 LINE = re.compile(r"model \S+?(?:, version \d+)?: (\w+) -> (\w+): ")
 FAULT = "is a fault of the server"

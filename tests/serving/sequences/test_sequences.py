@@ -2,24 +2,19 @@
 
 import json
 import os
-import queue
 import signal
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
@@ -28,9 +23,12 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
-from testing.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
+from tests.helpers import onnx_text
 from tests.helpers.http_requests import ask_http
+from tests.helpers.sequence_models import Sums, number, run_stream, run_unary
+from tests.helpers.served import serving
+from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 ZOO = ("simple_sequence", "simple_dyna_sequence", "simple_string_dyna_sequence")
@@ -44,45 +42,28 @@ WARM_UP = """ model_warmup { name: "w" batch_size: 1 inputs { key: "INPUT" value
 BEGIN = np.array([2.5, -1], np.float32)
 
 
-def save_history(repository: Path) -> None:
-    """HISTORY_OUT = HISTORY_IN and x behind it; FLAGS = the controls."""
-    floats, info, node = TensorProto.FLOAT, helper.make_tensor_value_info, helper.make_node
-    controls = {"START": floats, "END": TensorProto.BOOL, "READY": TensorProto.INT32, "CORRID": TensorProto.INT64}
-    casts = [node("Cast", [name], [f"{name}.float"], to=floats) for name in controls]
-    graph = helper.make_graph(
-        [
-            node("Concat", ["HISTORY_IN", "x"], ["HISTORY_OUT"], axis=1),
-            *casts,
-            node("Concat", [f"{name}.float" for name in controls], ["FLAGS"], axis=0),
-        ],
-        "history",
-        [info("x", floats, [1, 1]), info("HISTORY_IN", floats, [1, "L"])]
-        + [info(name, kind, [1]) for name, kind in controls.items()],
-        [info("HISTORY_OUT", floats, [1, "M"]), info("FLAGS", floats, [4])],
-    )
-    folder = repository / "history"
-    (folder / "1").mkdir(parents=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1/model.onnx"
-    )
-    (folder / "initial_state").mkdir()
-    (folder / "initial_state" / "begin").write_bytes(BEGIN.tobytes())
-    (folder / "config.pbtxt").write_text(
-        """
-        input { name: "x" } output { name: "HISTORY_OUT" } output { name: "FLAGS" }
-        sequence_batching {
-          max_sequence_idle_microseconds: 600000000
-          control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 0.5 ] } }
-          control_input { name: "END" control { kind: CONTROL_SEQUENCE_END bool_false_true: [ true, false ] } }
-          control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 3, 4 ] } }
-          control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }
-          state {
-            input_name: "HISTORY_IN" output_name: "HISTORY_OUT" data_type: TYPE_FP32 dims: [ 1, -1 ]
-            initial_state { name: "begin" data_type: TYPE_FP32 dims: [ 1, 2 ] data_file: "begin" }
-          }
-        }
-        """
-    )
+# HISTORY_OUT = HISTORY_IN and x behind it; FLAGS = the controls.
+HISTORY = """(float[1, 1] x, float[1, L] HISTORY_IN, float[1] START, bool[1] END, int32[1] READY, int64[1] CORRID)
+=> (float[1, M] HISTORY_OUT, float[4] FLAGS) {
+    HISTORY_OUT = Concat<axis=1>(HISTORY_IN, x)
+    start = Cast<to=1>(START)
+    end = Cast<to=1>(END)
+    ready = Cast<to=1>(READY)
+    id = Cast<to=1>(CORRID)
+    FLAGS = Concat<axis=0>(start, end, ready, id)
+}"""
+HISTORY_CONFIG = """input { name: "x" } output { name: "HISTORY_OUT" } output { name: "FLAGS" }
+sequence_batching {
+    max_sequence_idle_microseconds: 600000000
+    control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ -1, 0.5 ] } }
+    control_input { name: "END" control { kind: CONTROL_SEQUENCE_END bool_false_true: [ true, false ] } }
+    control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 3, 4 ] } }
+    control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } }
+    state {
+        input_name: "HISTORY_IN" output_name: "HISTORY_OUT" data_type: TYPE_FP32 dims: [ 1, -1 ]
+        initial_state { name: "begin" data_type: TYPE_FP32 dims: [ 1, 2 ] data_file: "begin" }
+    }
+}"""
 
 
 def config_of(batch: int, strategy: str, idle_us: int, state: str = STATE, count: int = 1) -> str:
@@ -98,30 +79,8 @@ CONFIGS = {
 }
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-
-    def add(self, model: str, identity: int | str, value: int, start: bool = False, end: bool = False) -> int:
-        options = {"sequence_id": identity, "sequence_start": start, "sequence_end": end}
-        return total_of(self.client.infer(model, number(value), client_timeout=TIMEOUT_S, **options))
-
-
-def number(value: int, module: Any = triton) -> list[Any]:
-    tensor = module.InferInput("INPUT", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[value]], np.int32))
-    return [tensor]
-
-
-def total_of(result: Any) -> int:
-    answer = result.as_numpy("OUTPUT")
-    assert answer.shape == (1, 1)
-    return int(answer[0, 0])
-
-
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sums]:
     repository = tmp_path_factory.mktemp("models")
     for name in ZOO:
         write_model(repository, name)
@@ -130,22 +89,18 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1" / "model.onnx").write_bytes(source.read_bytes())
         (repository / name / "config.pbtxt").write_text(config)
-    save_history(repository)
+    onnx_text.save(repository, "history", HISTORY, HISTORY_CONFIG)
+    (repository / "history" / "initial_state").mkdir()
+    (repository / "history" / "initial_state" / "begin").write_bytes(BEGIN.tobytes())
     for name in (*ZOO, "history", "sums"):
         path = repository / name / "1" / "model.onnx"
         compile_model(path, name, Cache(compiled_zoo.cache_dir), detect(), lambda *_: None)
-    flags = [
-        f"--cache-dir={compiled_zoo.cache_dir}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--max-shapes=0",
-    ]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client)
-    assert server.process.returncode == 0
+    flags = (f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, *flags, "--max-shapes=0", kind=Sums) as served:
+        yield served
 
 
-def test_what_clients_see_of_a_model(served: Served) -> None:
+def test_what_clients_see_of_a_model(served: Sums) -> None:
     metadata = served.client.get_model_metadata("simple_dyna_sequence")
     assert [(tensor.name, list(tensor.shape)) for tensor in metadata.inputs] == [("INPUT", [-1, 1])]
     assert [tensor.name for tensor in metadata.outputs] == ["OUTPUT"]
@@ -157,65 +112,25 @@ def test_what_clients_see_of_a_model(served: Served) -> None:
     assert served.client.get_model_config("sums").config.parameters["gangway_engine"].string_value == "native"
 
 
-def run_unary(url: str, protocol: str, sequences: Sequence[int | str], values: Sequence[int]) -> list[list[int]]:
-    """Send the values to each sequence in turn; return the sums that were answered."""
-    module = triton if protocol == "grpc" else triton_http
-    sums: list[list[int]] = [[] for _ in sequences]
-    with module.InferenceServerClient(url) as client:
-        for index, value in enumerate(values):
-            for identity, answers in zip(sequences, sums, strict=True):
-                options = {"sequence_start": not index, "sequence_end": index == len(values) - 1}
-                result = client.infer("sums", number(value, module), sequence_id=identity, **options)
-                answers.append(total_of(result))
-    return sums
-
-
-def run_stream(url: str, sequences: Sequence[int | str], values: Sequence[int]) -> list[list[int]]:
-    """Do the same by one stream, without waiting for answers."""
-    answers: queue.Queue[Any] = queue.Queue()
-    sums: list[list[int]] = [[] for _ in sequences]
-    with triton.InferenceServerClient(url) as client:
-        client.start_stream(lambda result, error: answers.put(error or result))
-        for index, value in enumerate(values):
-            for place, identity in enumerate(sequences):
-                options = {"sequence_start": not index, "sequence_end": index == len(values) - 1}
-                client.async_stream_infer("sums", number(value), request_id=str(place), sequence_id=identity, **options)
-        for _ in range(len(values) * len(sequences)):
-            result = answers.get(timeout=TIMEOUT_S)
-            if isinstance(result, InferenceServerException):
-                raise result
-            sums[int(result.get_response().id)].append(total_of(result))
-    return sums
-
-
-def test_interleaved_sequences_have_the_right_sums_though_workers_are_killed(served: Served) -> None:
+def test_interleaved_sequences_have_the_right_sums_though_workers_are_killed(served: Sums) -> None:
     values = list(range(1, 31))
-    url, http_url = served.server.url, served.server.http_url
-    jobs = [
-        partial(run_unary, url, "grpc", [1, 2, 3], values),
-        partial(run_unary, url, "grpc", ["1", "2"], values),
-        partial(run_unary, http_url, "http", [2**64 - 1, "ü"], values),
-        partial(run_unary, http_url, "http", [7, 8], values),
-        partial(run_stream, url, [11, 12, 13], values),
-        partial(run_stream, url, ["11", "a"], values),
-    ]
+    url = served.server.url
+    over_grpc = [partial(run_unary, url, triton, "sums", identity, values) for identity in (1, 2, 3, "1", "2")]
+    identities = (2**64 - 1, "ü", 7, 8)
+    over_http = [partial(run_unary, served.server.http_url, triton_http, "sums", each, values) for each in identities]
+    streams = [partial(run_stream, url, "sums", each, values) for each in ([11, 12, 13], ["11", "a"])]
     expected = np.cumsum(values).tolist()
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        running = [pool.submit(job) for job in jobs]
-        while total_answered(served) < len(values):
-            time.sleep(0.001)
+    with ThreadPoolExecutor(11) as pool:
+        alone, several = ([pool.submit(job) for job in jobs] for jobs in (over_grpc + over_http, streams))
+        until(lambda: served.answered("sums") >= len(values))
         for pid in served.server.pids()["worker"]:
             os.kill(pid, signal.SIGKILL)
-        for job in running:
-            assert all(sums == expected for sums in job.result(TIMEOUT_S))
-    assert total_answered(served) == 14 * len(values)
+        found = [job.result(TIMEOUT_S) for job in alone] + [sums for job in several for sums in job.result(TIMEOUT_S)]
+    assert found == [expected] * 14
+    assert served.answered("sums") == 14 * len(values)
 
 
-def total_answered(served: Served) -> int:
-    return int(served.client.get_inference_statistics("sums").model_stats[0].inference_stats.success.count)
-
-
-def test_examples_of_triton(served: Served) -> None:
+def test_examples_of_triton(served: Sums) -> None:
     values = [11, 7, 5]
     add, last = served.add, len(values)
     for identity, name in ((1000, "simple_sequence"), ("uuid", "simple_sequence"), (1001, "simple_dyna_sequence")):
@@ -226,7 +141,7 @@ def test_examples_of_triton(served: Served) -> None:
     assert answers == [20, 31, 38, 43 + 1002]
 
 
-def test_every_control_and_a_state_that_grows(served: Served) -> None:
+def test_every_control_and_a_state_that_grows(served: Sums) -> None:
     seen = []
     for index, end in enumerate((False, False, True)):
         tensor = triton.InferInput("x", [1, 1], "FP32")
@@ -240,7 +155,7 @@ def test_every_control_and_a_state_that_grows(served: Served) -> None:
     ]
 
 
-def test_a_silent_sequence_ends(served: Served) -> None:
+def test_a_silent_sequence_ends(served: Sums) -> None:
     assert served.add("brief", 1, 5, start=True) == 5
     time.sleep(1.5 * IDLE_US / 1e6)
     with pytest.raises(
@@ -250,7 +165,7 @@ def test_a_silent_sequence_ends(served: Served) -> None:
     assert served.add("brief", 1, 5, start=True) == 5
 
 
-def test_a_sequence_waits_for_the_only_slot(served: Served) -> None:
+def test_a_sequence_waits_for_the_only_slot(served: Sums) -> None:
     assert served.add("narrow", 1, 1, start=True) == 1
     with pytest.raises(
         InferenceServerException, match="timeout of the corresponding sequence has been expired"
@@ -266,7 +181,7 @@ def test_a_sequence_waits_for_the_only_slot(served: Served) -> None:
     assert served.add("narrow", 2, 1, end=True) == 8
 
 
-def test_loading_a_model_anew_ends_its_sequences(served: Served) -> None:
+def test_loading_a_model_anew_ends_its_sequences(served: Sums) -> None:
     assert served.add("sums", 5, 3, start=True) == 3
     config = {
         "max_batch_size": 8,
@@ -338,7 +253,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_refused(served: Served, case: str) -> None:
+def test_refused(served: Sums, case: str) -> None:
     request, message = WRONG[case]
     with grpc.insecure_channel(served.server.url) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer", request_serializer=pb.ModelInferRequest.SerializeToString)
@@ -347,7 +262,7 @@ def test_refused(served: Served, case: str) -> None:
     assert (caught.value.code(), message in caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
-def test_refused_over_http(served: Served) -> None:
+def test_refused_over_http(served: Sums) -> None:
     body = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
     answer = ask_http(served.server.http_url, "POST", "/v2/models/sums/infer", body)
     assert (answer.status, "non-zero or non-empty correlation ID" in answer.content["error"]) == (400, True)
@@ -356,7 +271,7 @@ def test_refused_over_http(served: Served) -> None:
     assert (answer.status, "for sequence 9223372036854775808 to" in answer.content["error"]) == (400, True)
 
 
-def test_a_client_that_goes_while_it_waits(served: Served) -> None:
+def test_a_client_that_goes_while_it_waits(served: Sums) -> None:
     """Its place in the backlog is free, and its sequence has not begun."""
     assert served.add("narrow", 1, 1, start=True) == 1
     with grpc.insecure_channel(served.server.url) as channel:

@@ -10,21 +10,20 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
-from testing.live_server import LiveServer, is_ready, live_server
+from testing.live_server import is_ready
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import Scraped
-from tests.helpers.sequence_models import TIMEOUT_S, config_of, number, oldest, run_stream, total_of
+from tests.helpers.sequence_models import TIMEOUT_S, Sums, config_of, oldest, run_stream
+from tests.helpers.served import serving
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.whole_server import until
 from tests.serving.sequences.test_sequence_fuzz import request_of
@@ -34,53 +33,43 @@ SPELLED = {"words": config_of(oldest(64))}
 STEPS = 60
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-
-    def add(self, model: str, identity: int | str, value: int, start: bool = False, end: bool = False) -> int:
-        options = {"sequence_id": identity, "sequence_start": start, "sequence_end": end}
-        own = str(value) if model in SPELLED else value
-        return total_of(self.client.infer(model, number(own), client_timeout=TIMEOUT_S, **options))
-
-    def answered(self, model: str) -> int:
-        return int(self.client.get_inference_statistics(model).model_stats[0].inference_stats.success.count)
-
+class Replaced(Sums):
     def replace(self, role: str) -> None:
         """Kill a process and wait until there is another one."""
-        before = self.server.pids()[role]
-        os.kill(before[0], signal.SIGKILL)
-        until(lambda: before[0] not in (now := self.server.pids()[role]) and len(now) == len(before))
+        count, before = len(self.server.pids()[role]), self.kill(role)
+        until(lambda: before not in (now := self.server.pids()[role]) and len(now) == count)
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replaced]:
     repository = tmp_path_factory.mktemp("models")
     sequence_models.save(repository, compiled_zoo.cache_dir, COMPILED, SPELLED)
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit", "--load-model=*"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client)
+    with serving(repository, *flags, kind=Replaced) as served:
+        yield served
         for name in (*COMPILED, *SPELLED):
-            client.unload_model(name)  # which ends its sequences
-        scraped = Scraped(server)
-        until(lambda: not server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
-    assert server.process.returncode == 0
+            served.client.unload_model(name)  # which ends its sequences
+        scraped = Scraped(served.server)
+        until(lambda: not served.server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
 
 
-def not_started(served: Served, model: str, identity: int | str) -> None:
+def value_of(model: str, value: int) -> int | str:
+    return str(value) if model in SPELLED else value
+
+
+def not_started(served: Replaced, model: str, identity: int | str) -> None:
     with pytest.raises(InferenceServerException, match="must specify the START flag"):
-        served.add(model, identity, 1)
+        served.add(model, identity, value_of(model, 1))
 
 
 @pytest.mark.parametrize("model", ["sums", "words"])
-def test_a_cancelled_stream_leaves_its_sequences_to_others(served: Served, model: str) -> None:
+def test_a_cancelled_stream_leaves_its_sequences_to_others(served: Replaced, model: str) -> None:
     """Each has one request with the workers, which may just be finished, and others behind it, which never begin."""
     identities = range(1, 5)
     send = partial(request_of, model)
     value = str if model in SPELLED else int
     for identity in identities:
-        assert served.add(model, identity, 1, start=True) == 1
+        assert served.add(model, identity, value_of(model, 1), start=True) == 1
     with stopped_workers(served.server), RawStream(served.server.url) as stream:
         for amount in (10, 100, 1000):
             for identity in identities:
@@ -90,11 +79,11 @@ def test_a_cancelled_stream_leaves_its_sequences_to_others(served: Served, model
         until(lambda: not served.server.wanted_slots())  # the server has heard of it
     until(lambda: not served.server.busy_slots())
     for identity in identities:
-        assert served.add(model, identity, 1, end=True) in (2, 12)
+        assert served.add(model, identity, value_of(model, 1), end=True) in (2, 12)
         not_started(served, model, identity)
 
 
-def test_what_waits_for_a_slot_when_its_stream_is_cancelled_never_begins(served: Served) -> None:
+def test_what_waits_for_a_slot_when_its_stream_is_cancelled_never_begins(served: Replaced) -> None:
     assert served.add("narrow", 1, 1, start=True) == 1
     with RawStream(served.server.url) as stream:
         for identity in (2, 3):
@@ -107,7 +96,7 @@ def test_what_waits_for_a_slot_when_its_stream_is_cancelled_never_begins(served:
         not_started(served, "narrow", identity)
 
 
-def test_sequences_of_two_models_do_not_wait_for_each_other(served: Served) -> None:
+def test_sequences_of_two_models_do_not_wait_for_each_other(served: Replaced) -> None:
     """Ids belong to a model: 5 of `narrow` has no slot, 5 of `sums` need not wait for that."""
     assert served.add("narrow", 1, 1, start=True) == 1
     with RawStream(served.server.url) as stream:
@@ -119,7 +108,7 @@ def test_sequences_of_two_models_do_not_wait_for_each_other(served: Served) -> N
         assert total_in(stream.receive()) == 7
 
 
-def test_an_id_may_be_written_in_two_ways(served: Served) -> None:
+def test_an_id_may_be_written_in_two_ways(served: Replaced) -> None:
     """-2 as a signed number and 2^64 - 2 as an unsigned one are the same sequence, and keep their order."""
     with RawStream(served.server.url) as stream:
         for value in range(STEPS):
@@ -136,7 +125,7 @@ def total_in(response: pb.ModelStreamInferResponse) -> int:
     return int.from_bytes(response.infer_response.raw_output_contents[0], "little", signed=True)
 
 
-def test_killed_processes_while_streams_run(served: Served) -> None:
+def test_killed_processes_while_streams_run(served: Replaced) -> None:
     """A worker, the scheduler and the other worker; each executes again what was lost, from the same state."""
     values = list(range(STEPS))
     texts = [str(value) for value in values]
@@ -168,7 +157,7 @@ def listens(address: str) -> bool:
     return True
 
 
-def test_a_killed_front_end_takes_its_sequences_along(served: Served) -> None:
+def test_a_killed_front_end_takes_its_sequences_along(served: Replaced) -> None:
     """The stream breaks, the ids are free, and memory of states is whole again, as the end of the module looks at."""
     assert served.add("narrow", 1, 1, start=True) == 1
     (front_end,) = served.server.pids()["front end"]
