@@ -57,13 +57,7 @@ class CommandParser(argparse.ArgumentParser):
         usage_hint: str = "",
     ) -> None:
         super().__init__(
-            prog,
-            usage,
-            description,
-            epilog,
-            formatter_class=_HelpText,
-            add_help=False,
-            allow_abbrev=allow_abbrev,
+            prog, usage, description, epilog, formatter_class=_HelpText, add_help=False, allow_abbrev=allow_abbrev
         )
         self._common = common
         self._usage_hint = usage_hint or f"{prog} --help lists all arguments"

@@ -56,8 +56,7 @@ class ServerTimes:
     def since(self, before: "ServerTimes") -> "ServerTimes":
         """Return what happened after `before`."""
         return ServerTimes(
-            self.requests - before.requests,
-            {phase: ns - before.phase_ns[phase] for phase, ns in self.phase_ns.items()},
+            self.requests - before.requests, {phase: ns - before.phase_ns[phase] for phase, ns in self.phase_ns.items()}
         )
 
     def mean_ms(self, phase: str) -> float:

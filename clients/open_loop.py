@@ -162,12 +162,7 @@ class _Loop:
     """One run. Lists are indexed by query; times are CLOCK_MONOTONIC nanoseconds."""
 
     def __init__(
-        self,
-        url: str,
-        connect: Callable[[float], Channel],
-        arrivals: Arrivals,
-        timeout_s: float,
-        max_outstanding: int,
+        self, url: str, connect: Callable[[float], Channel], arrivals: Arrivals, timeout_s: float, max_outstanding: int
     ) -> None:
         self._url = url
         self._connect = connect

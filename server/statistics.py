@@ -46,10 +46,7 @@ from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 
 _STEPS = (1, 2.5, 5)  # of each decade
-TIME_BOUNDS_NS = (
-    *(round(step * 10**power) for power in range(5, 10) for step in _STEPS),
-    10**10,
-)  # 0.1 ms to 10 s
+TIME_BOUNDS_NS = (*(round(step * 10**power) for power in range(5, 10) for step in _STEPS), 10**10)  # 0.1 ms to 10 s
 ROW_BOUNDS = tuple(2**power for power in range(11))  # 1 to 1024
 
 

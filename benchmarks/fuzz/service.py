@@ -25,6 +25,7 @@ from gangway.server.models.tensors import item_bytes
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.requests.contents import Raws
 from gangway.server.requests.validation import RequestPlan, make_plan
+from gangway.server.serving.call import Call
 from gangway.server.serving.http.call import Answering, HttpCall
 from gangway.server.serving.http.replies import HttpError, Reply
 from gangway.server.serving.http.routes import route_of, verbs_of
@@ -137,7 +138,7 @@ class _Connection(Answering):
         raise AssertionError("nobody watches, and no model is decoupled")
 
 
-def _answer_zeros(header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
+def _answer_zeros(header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> None:
     """In place of Inference: check a request as it does, and answer with zeros."""
     try:
         call.answer(_zeros(header, request_id, raws))

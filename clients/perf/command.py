@@ -236,12 +236,7 @@ COMMON = (
 
 
 def _parser() -> argparse.ArgumentParser:
-    result = CommandParser(
-        "gangway perf",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        common=COMMON,
-    )
+    result = CommandParser("gangway perf", description=DESCRIPTION, epilog=EPILOG, common=COMMON)
     result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
     result.add_argument("-u", "--url", default=grpc_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
     result.add_argument(
@@ -258,13 +253,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_load(result)
     _add_search(result)
     result.add_argument(
-        "--qos",
-        help="targets of all models: 3x (times isolated), 15 (ms), several (3x,4x), or config (the server's)",
+        "--qos", help="targets of all models: 3x (times isolated), 15 (ms), several (3x,4x), or config (the server's)"
     )
     result.add_argument(
-        "--isolated",
-        metavar="MODEL=MS,...",
-        help="isolated latencies, or an earlier result.json (default: measured)",
+        "--isolated", metavar="MODEL=MS,...", help="isolated latencies, or an earlier result.json (default: measured)"
     )
     result.add_argument(
         "--input-data",
@@ -314,10 +306,7 @@ def _add_search(result: argparse.ArgumentParser) -> None:
     search.add_argument("--each", action="store_true", help="of each model's queries, not of all")
     search.add_argument("--step", type=_step, default=1.05, help="ratio of neighbouring rates (default: %(default)g)")
     search.add_argument(
-        "--votes",
-        type=_count,
-        default=2,
-        help="runs, each with a seed, that decide on a rate (default: %(default)s)",
+        "--votes", type=_count, default=2, help="runs, each with a seed, that decide on a rate (default: %(default)s)"
     )
 
 

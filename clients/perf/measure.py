@@ -141,13 +141,7 @@ class Session:
         with ServerConnection(self.url, self.timeout_s, self.tls) as connection:
             before = server_counters(connection, list(self.requests))
             load = drive(
-                self.url,
-                self.requests,
-                arrivals,
-                self.timeout_s,
-                tls=self.tls,
-                client=self.client,
-                watch=progress_line,
+                self.url, self.requests, arrivals, self.timeout_s, tls=self.tls, client=self.client, watch=progress_line
             )
             after = server_counters(connection, list(self.requests))
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)

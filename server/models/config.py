@@ -24,11 +24,7 @@ from gangway.artifact.precision import BF16, FP32
 from gangway.base.files import require_regular
 from gangway.base.suggestion import did_you_mean
 from gangway.protos.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelInstanceGroup, ModelOutput
-from gangway.server.errors import (
-    MAX_REASON_CHARACTERS,
-    ConfigError,
-    shortened,
-)
+from gangway.server.errors import MAX_REASON_CHARACTERS, ConfigError, shortened
 from gangway.server.models.config_table import (
     BATCHING_OFF,
     BATCHING_PARAMETER,
@@ -307,11 +303,7 @@ def _check_batching(config: ModelConfig) -> None:
             raise ConfigError(f"dynamic_batching.preferred_batch_size: expected 1 to max_batch_size, got {size}")
 
 
-_CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
-    _check_instances,
-    _check_formats,
-    _check_batching,
-)
+_CHECKS: tuple[Callable[[ModelConfig], None], ...] = (_check_instances, _check_formats, _check_batching)
 
 
 def check_onnx(config: ModelConfig) -> None:

@@ -271,11 +271,7 @@ class SequenceTensors(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        config: ModelConfig,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        files: Mapping[str, str],
+        cls, config: ModelConfig, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], files: Mapping[str, str]
     ) -> "SequenceTensors | None":
         """Return those of a model with this signature; None if it has no sequences. `files`: by input."""
         settings = SequenceSettings.of(config)

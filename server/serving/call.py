@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from gangway.python_backend.cancellations import Flag
 from gangway.server.errors import RequestError
+from gangway.server.requests.contents import Raws
 from gangway.server.tracing.record import GRPC
 
 
@@ -53,3 +55,7 @@ class Call(ABC):
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             callback()
+
+
+Begin: TypeAlias = Callable[[bytes, bytes, Raws, Call, int], None]
+"""`Inference.begin`: execute a request by its header, id, contents, call and arrival; it ends with `call.answer`."""

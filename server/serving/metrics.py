@@ -17,15 +17,7 @@ from gangway.server.models.served import Models
 from gangway.server.models.settings import FIRST_RESPONSE
 from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.serving.metrics_reading import (
-    Labels,
-    MachineMeter,
-    ModelReading,
-    Peers,
-    Reading,
-    Source,
-    labels,
-)
+from gangway.server.serving.metrics_reading import Labels, MachineMeter, ModelReading, Peers, Reading, Source, labels
 from gangway.server.statistics import (
     REASONS,
     ROW_BOUNDS,

@@ -4,10 +4,11 @@
 that blocks, or would hold the loop for too long, is done by threads (`Offload`).
 """
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gangway.server.errors import unavailable
 from gangway.server.serving.loop import ServingLoop
@@ -62,21 +63,27 @@ def drive(coroutine: Driven[None]) -> None:
     awaited.when_settled(partial(drive, coroutine))
 
 
-class ThreadSubmit(Protocol):
-    """Has a thread call something. Raises NoThreadError."""
-
-    def __call__(self, function: Callable[..., object], /, *arguments: Any) -> object:
-        """Do so."""
+def pause(loop: asyncio.AbstractEventLoop, seconds: float) -> Pending[None]:
+    """Return what is settled after this time."""
+    over: Pending[None] = Pending()
+    loop.call_later(seconds, over.settle, None)
+    return over
 
 
 class Offload:
     """A bounded queue before threads. For the loop's thread.
 
-    `call`: has the loop call something, from any thread. At most `most` functions are queued or run at a time (None:
-    any number); further ones are refused with the words `too_many`.
+    `submit` has a thread call something, or raises NoThreadError; `call` the loop, from any thread. At most `most`
+    functions are queued or run at a time (None: any number); further ones are refused with the words `too_many`.
     """
 
-    def __init__(self, submit: ThreadSubmit, call: ThreadSubmit, most: int | None = None, too_many: str = "") -> None:
+    def __init__(
+        self,
+        submit: Callable[..., object],
+        call: Callable[..., object],
+        most: int | None = None,
+        too_many: str = "",
+    ) -> None:
         self._submit = submit
         self._call = call
         self._most = most

@@ -77,16 +77,8 @@ from gangway.server.serving.inference.sequences import Sequences
 from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.memory import MemoryGuard
 from gangway.server.serving.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
-from gangway.server.serving.pending import Pending, drive
-from gangway.server.serving.protocol import (
-    AnyMethod,
-    Health,
-    Method,
-    Methods,
-    RegionMethods,
-    ServerMethods,
-    at_once,
-)
+from gangway.server.serving.pending import drive, pause
+from gangway.server.serving.protocol import AnyMethod, Health, Method, Methods, RegionMethods, ServerMethods, at_once
 from gangway.server.serving.slots import DeferredWork, Slots
 from gangway.server.serving.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.serving.tracing import Tracer
@@ -139,11 +131,7 @@ class FrontEnd:
     """Inference and answers over one data plane, told by the supervisor what to serve."""
 
     def __init__(
-        self,
-        plane: DataPlane,
-        options: ServeOptions,
-        serving: ServingLoop,
-        around: Surroundings = Surroundings(),
+        self, plane: DataPlane, options: ServeOptions, serving: ServingLoop, around: Surroundings = Surroundings()
     ) -> None:
         """Make it. `serving` need not run yet; its maker stops it."""
         self._serving = serving
@@ -321,9 +309,7 @@ class FrontEnd:
         loop = self._serving.loop
         end_s = loop.time() + seconds
         while not is_done() and loop.time() < end_s:
-            looked: Pending[None] = Pending()
-            loop.call_later(IDLE_POLL_SECONDS, looked.settle, None)
-            await looked
+            await pause(loop, IDLE_POLL_SECONDS)
 
     @property
     def _is_idle(self) -> bool:

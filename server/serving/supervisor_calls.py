@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import msgspec
 from google.protobuf.message import Message
@@ -54,23 +54,7 @@ from gangway.server.tracing.settings import (
 _log = logging.getLogger(__name__)
 
 
-class SupervisorReply(Protocol):
-    """What the supervisor says to a question. `code` is the name of a gRPC status."""
-
-    @property
-    def number(self) -> int:
-        """That of the question."""
-        ...
-
-    @property
-    def code(self) -> str:
-        """OK, or why not."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """The same in words."""
-        ...
+SupervisorReply: TypeAlias = Settled | RepositoryAnswer
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -209,11 +193,7 @@ class LogMethods:
     """
 
     def __init__(
-        self,
-        settings: LogSettings,
-        log: ProcessLog | None,
-        make: Callable[[LogSettings], Driven[None]],
-        turns: Turns,
+        self, settings: LogSettings, log: ProcessLog | None, make: Callable[[LogSettings], Driven[None]], turns: Turns
     ) -> None:
         self._log = log
         self._make = make
@@ -276,11 +256,7 @@ class TraceMethods:
     """
 
     def __init__(
-        self,
-        tracer: Tracer,
-        models: Callable[[], Models],
-        make: Callable[[TraceOverrides], Driven[None]],
-        turns: Turns,
+        self, tracer: Tracer, models: Callable[[], Models], make: Callable[[TraceOverrides], Driven[None]], turns: Turns
     ) -> None:
         self._tracer = tracer
         self._models = models

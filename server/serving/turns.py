@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
 
+from gangway.server.serving.call import Call
 from gangway.server.serving.loop import SLICE_S
 from gangway.server.serving.pending import Driven, Pending
 
@@ -65,15 +64,7 @@ class Turns:
             self._is_taken = False
 
 
-class Ending(Protocol):
-    """A call, as far as it ends."""
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call is over; False if it is."""
-        ...
-
-
-def drive_for(call: Ending, coroutine: Driven[None]) -> None:
+def drive_for(call: Call, coroutine: Driven[None]) -> None:
     """Run a coroutine as `drive` does, but no further when the call is over: it is closed where it waits."""
     run = _Run(coroutine)
     run.go_on()

@@ -88,11 +88,7 @@ IDENTITIES = tuple(
 )
 HALF = {"datatype": "FP32", "shape": (1, 40_000), "row_bytes": 160_000}
 PAIR = announce(
-    2 + len(IDENTITIES),
-    "pair",
-    [TensorSpec("a", **HALF), TensorSpec("b", **HALF)],
-    [TensorSpec("y", **HALF)],
-    batch=0,
+    2 + len(IDENTITIES), "pair", [TensorSpec("a", **HALF), TensorSpec("b", **HALF)], [TensorSpec("y", **HALF)], batch=0
 )
 TEXTS = announce(
     PAIR.model_id + 1, "texts", [TensorSpec("x", "BYTES", (1, -1), 0)], [TensorSpec("y", "BYTES", (1, -1), 0)], 0

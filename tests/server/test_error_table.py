@@ -95,11 +95,7 @@ class Row:
 
 
 def place(size_bytes: int, offset: int = 0, region: str = REGION) -> Parameters:
-    return {
-        "shared_memory_region": region,
-        "shared_memory_byte_size": size_bytes,
-        "shared_memory_offset": offset,
-    }
+    return {"shared_memory_region": region, "shared_memory_byte_size": size_bytes, "shared_memory_offset": offset}
 
 
 def rows(first: Input, second: Input | None = None) -> Wrong:
@@ -131,9 +127,7 @@ TABLE: dict[str, Row] = {
         rows(Input("INPUT0", shape=(1, 4, 4))),
     ),
     "batch too large": Row(
-        *INVALID,
-        "inference request batch-size must be <= 8 for 'simple'",
-        rows(of_nine("INPUT0"), of_nine("INPUT1")),
+        *INVALID, "inference request batch-size must be <= 8 for 'simple'", rows(of_nine("INPUT0"), of_nine("INPUT1"))
     ),
     "batches that differ": Row(
         *INVALID,

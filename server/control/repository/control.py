@@ -68,11 +68,7 @@ class ModelControl:
     """Loads and unloads models: one load or unload of a name after the other, those of other names beside it."""
 
     def __init__(
-        self,
-        options: RepositoryOptions,
-        loader: ModelLoader,
-        clients: Announcements,
-        overrides: OverrideStore,
+        self, options: RepositoryOptions, loader: ModelLoader, clients: Announcements, overrides: OverrideStore
     ) -> None:
         self._options = options
         self._loader = loader

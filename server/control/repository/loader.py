@@ -417,10 +417,7 @@ class ModelLoader:
         isolated, config, qos = self._trials.latency_of(row_us), config_of(model.ready), model.entry.qos
         tell_target(config, qos, isolated)
         ready = replace(
-            model.ready,
-            config=_encoded(config),
-            qos_us=resolve_qos_us(qos, isolated),
-            isolated_us=isolated.compute_us,
+            model.ready, config=_encoded(config), qos_us=resolve_qos_us(qos, isolated), isolated_us=isolated.compute_us
         )
         if model.variants is not None:
             if model.variants.difference:  # which was found after the model was loaded

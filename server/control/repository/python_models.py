@@ -115,11 +115,7 @@ def check_python(config: ModelConfig) -> PythonSettings:
 
 
 def plan_of(
-    entry: ModelVersion,
-    settings: PythonSettings,
-    environment: Environment,
-    completes: bool,
-    options: ModelOptions,
+    entry: ModelVersion, settings: PythonSettings, environment: Environment, completes: bool, options: ModelOptions
 ) -> InstancePlan:
     """Return how to start the instances of a model. `completes`: they may complete its configuration."""
     config = ModelConfig()

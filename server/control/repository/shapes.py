@@ -257,9 +257,7 @@ class ShapeCache:
                 model.failed.pop(sizes, None)
             else:
                 _log.warning(
-                    "%s: onnxruntime serves these sizes for now; compiling them is tried again later: %s",
-                    title,
-                    error,
+                    "%s: onnxruntime serves these sizes for now; compiling them is tried again later: %s", title, error
                 )
                 model.failed_for_now(sizes)
             return

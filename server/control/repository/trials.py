@@ -27,13 +27,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
 from gangway.server.access import UNIX, socket_address
 from gangway.server.control.repository.loaded import IsolatedLatency, TrialResult
-from gangway.server.control.repository.trial_runs import (
-    SymbolSizes,
-    Trial,
-    TrialError,
-    TrialRunner,
-    possible_sizes,
-)
+from gangway.server.control.repository.trial_runs import SymbolSizes, Trial, TrialError, TrialRunner, possible_sizes
 from gangway.server.errors import ConfigError, ModelLoadError, RequestError
 from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.sequences import END, ID, START

@@ -5,7 +5,6 @@
 
 from collections.abc import Mapping
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 from gangway.server.messages import UNLOADED, ModelReady, ModelRemoved, ModelUnavailable
@@ -29,64 +28,48 @@ _MADE: Final = "an ensemble's models are there again"
 _GONE: Final = "no repository has it"
 
 # What may follow each state, and what leads there. Nothing else happens.
-TRANSITIONS: Final[Mapping[VersionState, Mapping[VersionState, str]]] = MappingProxyType(
-    {
-        VersionState.ABSENT: MappingProxyType(
-            {
-                VersionState.UNKNOWN: "the index is read, and a repository has it",
-                VersionState.LOADING: _LOAD,
-                VersionState.FAILED: _READ,
-            }
-        ),
-        VersionState.UNKNOWN: MappingProxyType(
-            {
-                VersionState.FAILED: _READ,
-                VersionState.ABSENT: "the index is read and no repository has it, or a load knows its versions",
-            }
-        ),
-        VersionState.LOADING: MappingProxyType(
-            {
-                VersionState.READY: "the load succeeds",
-                VersionState.FAILED: "the load fails",
-                VersionState.UNLOADED: "the load is given up: another version of the model has failed",
-            }
-        ),
-        VersionState.READY: MappingProxyType(
-            {
-                VersionState.READY: "a reload succeeds; one that fails changes nothing",
-                VersionState.UNLOADING: "an unload; its files have gone; a model of the ensemble has gone",
-                VersionState.FAILED: "no worker can load it, or its requests have ended workers",
-            }
-        ),
-        VersionState.UNLOADING: MappingProxyType(
-            {
-                VersionState.UNLOADED: "the last request has ended",
-                VersionState.FAILED: f"the last request has ended, and it cannot be served any more; {_READ}",
-                VersionState.LOADING: _LOAD,
-                VersionState.READY: _MADE,
-                VersionState.ABSENT: f"the last request has ended, and {_GONE}",
-            }
-        ),
-        VersionState.UNLOADED: MappingProxyType(
-            {
-                VersionState.UNLOADED: "an unload of an ensemble whose models have gone",
-                VersionState.LOADING: _LOAD,
-                VersionState.READY: _MADE,
-                VersionState.FAILED: _READ,
-                VersionState.ABSENT: f"{_GONE}, or a load knows its versions",
-            }
-        ),
-        VersionState.FAILED: MappingProxyType(
-            {
-                VersionState.FAILED: "it fails for another reason",
-                VersionState.LOADING: _LOAD,
-                VersionState.READY: f"it is loaded again by itself; {_MADE}",
-                VersionState.UNLOADED: "an unload",
-                VersionState.ABSENT: f"{_GONE}, or its files have become other versions",
-            }
-        ),
-    }
-)
+TRANSITIONS: Final[Mapping[VersionState, Mapping[VersionState, str]]] = {
+    VersionState.ABSENT: {
+        VersionState.UNKNOWN: "the index is read, and a repository has it",
+        VersionState.LOADING: _LOAD,
+        VersionState.FAILED: _READ,
+    },
+    VersionState.UNKNOWN: {
+        VersionState.FAILED: _READ,
+        VersionState.ABSENT: "the index is read and no repository has it, or a load knows its versions",
+    },
+    VersionState.LOADING: {
+        VersionState.READY: "the load succeeds",
+        VersionState.FAILED: "the load fails",
+        VersionState.UNLOADED: "the load is given up: another version of the model has failed",
+    },
+    VersionState.READY: {
+        VersionState.READY: "a reload succeeds; one that fails changes nothing",
+        VersionState.UNLOADING: "an unload; its files have gone; a model of the ensemble has gone",
+        VersionState.FAILED: "no worker can load it, or its requests have ended workers",
+    },
+    VersionState.UNLOADING: {
+        VersionState.UNLOADED: "the last request has ended",
+        VersionState.FAILED: f"the last request has ended, and it cannot be served any more; {_READ}",
+        VersionState.LOADING: _LOAD,
+        VersionState.READY: _MADE,
+        VersionState.ABSENT: f"the last request has ended, and {_GONE}",
+    },
+    VersionState.UNLOADED: {
+        VersionState.UNLOADED: "an unload of an ensemble whose models have gone",
+        VersionState.LOADING: _LOAD,
+        VersionState.READY: _MADE,
+        VersionState.FAILED: _READ,
+        VersionState.ABSENT: f"{_GONE}, or a load knows its versions",
+    },
+    VersionState.FAILED: {
+        VersionState.FAILED: "it fails for another reason",
+        VersionState.LOADING: _LOAD,
+        VersionState.READY: f"it is loaded again by itself; {_MADE}",
+        VersionState.UNLOADED: "an unload",
+        VersionState.ABSENT: f"{_GONE}, or its files have become other versions",
+    },
+}
 
 _STATES: Final = {"UNKNOWN": VersionState.UNKNOWN, "LOADING": VersionState.LOADING, "UNLOADING": VersionState.UNLOADING}
 

@@ -98,13 +98,7 @@ class Supervisor:
         metrics, flags_fd = CustomMetrics(memory.custom_metrics), memory.cancellations.segment.fd
         self._python = PythonInstances(Services(log, metrics, addresses, self._events, flags_fd))
         self._loader = ModelLoader(
-            options,
-            self._compiler,
-            self._scheduler,
-            self._announcements,
-            self._profiler,
-            self._trials,
-            self._python,
+            options, self._compiler, self._scheduler, self._announcements, self._profiler, self._trials, self._python
         )
         self._overrides = OverrideStore()
         self._models = ModelControl(options.repository, self._loader, self._announcements, self._overrides)

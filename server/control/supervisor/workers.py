@@ -49,8 +49,7 @@ class WorkerSet:
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [
             WorkerProcess(
-                self,
-                WorkerPlan(index, core, *fds, cache_dir, instances_fd=instances.fd, bell_fds=memory.bell_fds),
+                self, WorkerPlan(index, core, *fds, cache_dir, instances_fd=instances.fd, bell_fds=memory.bell_fds)
             )
             for index, core in enumerate(self.cores)
         ]

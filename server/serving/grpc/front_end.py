@@ -22,7 +22,7 @@ from gangway.server.descriptors import max_connections
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.requests.contents import Raws
+from gangway.server.serving.call import Begin
 from gangway.server.serving.grpc.call import (
     EXPIRED,
     INTERNAL,
@@ -35,11 +35,11 @@ from gangway.server.serving.grpc.call import (
 )
 from gangway.server.serving.grpc.http2 import INTERNAL_ERROR, WINDOW_BYTES, Connections, Http2Connection, StreamUser
 from gangway.server.serving.grpc.messages import MAX_METADATA_BYTES, CallHead, Headers
-from gangway.server.serving.grpc.stream_messages import StreamedRequest
-from gangway.server.serving.grpc.streams import Stream, StreamedCall, Streams
+from gangway.server.serving.grpc.streams import Stream, Streams
 from gangway.server.serving.limits import ConnectionLimit, StalledCalls
 from gangway.server.serving.listeners import BACKLOG, listen
 from gangway.server.serving.loop import ServingLoop
+from gangway.server.serving.pending import pause
 from gangway.server.serving.protocol import MAX_WATCHERS, PERIOD_S, AnyMethod, Health, Methods, RequestT
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.turns import Slices, drive_for
@@ -68,15 +68,17 @@ END_TIMEOUT_S: Final = 5.0
 class GrpcInference(Protocol):
     """What executes requests; `call.answer` is told of the end."""
 
+    @property
+    def begin(self) -> Begin:
+        """Executes a request in parts."""
+        ...
+
     def begin_message(self, message: bytes, call: GrpcCall) -> None:
         """Execute one serialised ModelInferRequest."""
 
     def arriving(self, begin: bytes, size_bytes: int) -> Arriving | None:
         """Return what takes the rest of a ModelInferRequest that begins so; None if nothing does, or does yet."""
         ...
-
-    def begin(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> None:
-        """Execute a request in parts."""
 
 
 class GrpcFrontEnd:
@@ -271,9 +273,10 @@ class GrpcFrontEnd:
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
             served, is_health = self._methods.by_name.get(method.name), method.name in HEALTH
             if method.name == "ModelInfer":
-                made = self._method(INFERENCE_SERVICE, method.name, take=self._take_request, admission=admission)
+                made = self._method(INFERENCE_SERVICE, method.name, take=self._begin_message, admission=admission)
             elif method.name == "ModelStreamInfer":
-                made = self._method(INFERENCE_SERVICE, method.name, open=self._open_stream)
+                opens = partial(self._streams.open, begin=self._inference.begin)
+                made = self._method(INFERENCE_SERVICE, method.name, open=opens)
             elif served is None:
                 made = self._method(INFERENCE_SERVICE, method.name, take=partial(_refuse, method.name))
             else:
@@ -294,20 +297,11 @@ class GrpcFrontEnd:
     ) -> GrpcMethod:
         category = CATEGORY_OF_METHOD.get(name)
         restriction = self._options.restrictions.of(category) if category else None
-        arriving = self._arriving if name == "ModelInfer" else None
+        arriving = self._inference.arriving if name == "ModelInfer" else None
         return GrpcMethod(f"/{service}/{name}", take, open, restriction, admission, health, arriving)
 
-    def _take_request(self, call: GrpcCall, message: bytes) -> None:
+    def _begin_message(self, call: GrpcCall, message: bytes) -> None:
         self._inference.begin_message(message, call)
-
-    def _arriving(self, begin: bytes, size_bytes: int) -> Arriving | None:
-        return self._inference.arriving(begin, size_bytes)
-
-    def _open_stream(self, call: GrpcCall) -> Stream:
-        return self._streams.open(call, self._execute)
-
-    def _execute(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
-        self._inference.begin(request.header, request.request_id, request.raws, call, arrival_ns)
 
     def _take(self, method: AnyMethod, call: GrpcCall, message: bytes) -> None:
         drive_for(call, self._answer(method, call, message))
@@ -330,44 +324,20 @@ class GrpcFrontEnd:
         request = _understood(health_pb2.HealthCheckRequest, message)
         if self._watchers >= MAX_WATCHERS:
             unavailable(f"{MAX_WATCHERS} watch the health already")
+        drive_for(call, self._tell_changes(call, request))
+
+    async def _tell_changes(self, call: GrpcCall, request: health_pb2.HealthCheckRequest) -> None:
+        told: health_pb2.HealthCheckResponse | None = None
         self._watchers += 1
-        _Watch(self._serving.loop, self._health, request, call, self._unwatched).poll()
-
-    def _unwatched(self) -> None:
-        self._watchers -= 1
-
-
-class _Watch:
-    """One call that watches the health."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        health: Health,
-        request: health_pb2.HealthCheckRequest,
-        call: GrpcCall,
-        ended: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._health = health
-        self._request = request
-        self._call = call
-        self._ended = ended
-        self._told: health_pb2.HealthCheckResponse | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        call.add_callback(self._end)
-
-    def poll(self) -> None:
-        status = self._health.status(self._request)
-        if status != self._told and not self._call.unsent_bytes:
-            self._told = status
-            self._call.send([[status.SerializeToString()]])
-        self._timer = self._loop.call_later(PERIOD_S, self.poll)
-
-    def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._ended()
+        try:
+            while True:
+                status = self._health.status(request)
+                if status != told and not call.unsent_bytes:
+                    told = status
+                    call.send([[status.SerializeToString()]])
+                await pause(self._serving.loop, PERIOD_S)
+        finally:
+            self._watchers -= 1
 
 
 def admit(restriction: Restriction, head: CallHead) -> None:

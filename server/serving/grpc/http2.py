@@ -236,10 +236,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._arriving = None
         shared.open.add(self)
         self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        own = {
-            Setting.INITIAL_WINDOW_SIZE: shared.window_bytes,
-            Setting.MAX_HEADER_LIST_SIZE: shared.header_bytes,
-        }
+        own = {Setting.INITIAL_WINDOW_SIZE: shared.window_bytes, Setting.MAX_HEADER_LIST_SIZE: shared.header_bytes}
         self._http.initiate_connection({**_SETTINGS, **own})
         self._http.set_local_window_size(CONNECTION_WINDOW_BYTES)
         self._timer = shared.loop.call_later(SETTINGS_TIMEOUT_S, self._look)

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from gangway.protos import StatusCode
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.requests.contents import MalformedRequestError
-from gangway.server.serving.call import Call
+from gangway.server.serving.call import Begin, Call
 from gangway.server.serving.grpc.call import GrpcCall
 from gangway.server.serving.grpc.stream_messages import HasSequences, SequenceKey, StreamedRequest, failure, success
 from gangway.server.serving.grpc.stream_order import AnswerOrder, OrderTicket, SequenceQueues
@@ -89,13 +89,6 @@ def _ignore(_answer: bytes | RequestError) -> None:
     """Drop an answer that comes after the call's end."""
 
 
-class Execute(Protocol):
-    """Has a request executed. The call is answered, perhaps at once."""
-
-    def __call__(self, request: StreamedRequest, call: StreamedCall, arrival_ns: int) -> None:
-        """Begin."""
-
-
 @dataclass(eq=False)
 class _Pending:
     """A request that has been read. `ticket`: where it stands among those whose answers are kept in order."""
@@ -129,10 +122,10 @@ class Stream:
     """The messages of one call."""
 
     def __init__(
-        self, call: GrpcCall, execute: Execute, order_of: OrderOf, has_sequences: HasSequences, limits: StreamLimits
+        self, call: GrpcCall, begin: Begin, order_of: OrderOf, has_sequences: HasSequences, limits: StreamLimits
     ) -> None:
         self._call = call
-        self._execute = execute
+        self._execute = begin
         self._order_of = order_of
         self._has_sequences = has_sequences
         self._limits = limits
@@ -225,10 +218,10 @@ class Stream:
         return lines if model is None else [*lines, model]
 
     def _begin(self, work: _Pending) -> None:
-        call = work.call
+        call, request = work.call, work.request
         assert call is not None, "made with it"
         try:
-            self._execute(work.request, call, work.arrival_ns)
+            self._execute(request.header, request.request_id, request.raws, call, work.arrival_ns)
         except RequestError as error:
             call.answer(error)
         except Exception:
@@ -343,13 +336,13 @@ class Streams:
         self._streams: set[Stream] = set()
         self._refusal = ""
 
-    def open(self, call: GrpcCall, execute: Execute) -> Stream:
+    def open(self, call: GrpcCall, begin: Begin) -> Stream:
         """Return who deals with a call's requests. Raises RequestError (UNAVAILABLE) for one stream too many."""
         if self._refusal:
             unavailable(self._refusal)
         if len(self._streams) >= self.limits.streams:
             unavailable(f"{self.limits.streams} streams are open already")
-        stream = Stream(call, execute, self._order_of, self._has_sequences, self.limits)
+        stream = Stream(call, begin, self._order_of, self._has_sequences, self.limits)
         self._streams.add(stream)
         call.add_callback(lambda: self._streams.discard(stream))
         return stream

@@ -224,8 +224,8 @@ def set_parameter(target: pb.InferParameter, value: Any, where: str) -> None:
             invalid(f"{where}: expected a string, a number or a boolean, got {kind_of(value)}")
 
 
-def parameters_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    """Return a map of InferParameter as a JSON object; a parameter without value is null."""
+def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a map of parameters, or settings, as a JSON object; one without value is null."""
     content = {}
     for name in sorted(parameters):
         choice = parameters[name].WhichOneof("parameter_choice")

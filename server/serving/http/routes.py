@@ -8,7 +8,7 @@ import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 from urllib.parse import unquote
 
 from google.protobuf.message import Message
@@ -21,6 +21,7 @@ from gangway.server.serving.http.json_text import (
     dump,
     kind_of,
     number_in,
+    parameters_of,
     shown,
     string_of,
     utf8,
@@ -29,48 +30,58 @@ from gangway.server.serving.http.replies import Reply, json_reply
 
 MAX_PATH_BYTES = 4096
 
-OperationName: TypeAlias = Literal[
-    "live", "ready", "metadata",
-    "model_ready", "model_metadata", "model_config", "model_statistics",
-    "infer", "generate", "generate_stream",
-    "index", "load", "unload",
-    "system_status", "system_register", "system_unregister",
-    "cuda_status", "cuda_register", "cuda_unregister",
-    "trace", "logging",
-    "models", "openapi",
-    "page", "state", "events",
-]  # fmt: skip
-
-_UNDER_A_MODEL: dict[str, OperationName] = {
-    "ready": "model_ready",
-    "config": "model_config",
-    "stats": "model_statistics",
-    "infer": "infer",
-    "generate": "generate",
-    "generate_stream": "generate_stream",
+# What each path stands for; M is a model, V a version, R a region. A version may follow each model, and a repository
+# be named before `index` and `models`.
+PATHS: Final = {
+    "/v2": "metadata",
+    "/v2/health/live": "live",
+    "/v2/health/ready": "ready",
+    "/v2/models/M": "model_metadata",
+    "/v2/models/M/versions/V": "model_metadata",
+    "/v2/models/M/ready": "model_ready",
+    "/v2/models/M/config": "model_config",
+    "/v2/models/M/stats": "model_statistics",
+    "/v2/models/stats": "model_statistics",
+    "/v2/models": "models",
+    "/v2/openapi.json": "openapi",
+    "/v2/models/M/infer": "infer",
+    "/v2/models/M/generate": "generate",
+    "/v2/models/M/generate_stream": "generate_stream",
+    "/v2/repository/index": "index",
+    "/v2/repository/models/M/load": "load",
+    "/v2/repository/models/M/unload": "unload",
+    "/v2/systemsharedmemory/status": "system_status",
+    "/v2/systemsharedmemory/region/R/status": "system_status",
+    "/v2/systemsharedmemory/region/R/register": "system_register",
+    "/v2/systemsharedmemory/unregister": "system_unregister",
+    "/v2/systemsharedmemory/region/R/unregister": "system_unregister",
+    "/v2/cudasharedmemory/status": "cuda_status",
+    "/v2/cudasharedmemory/region/R/status": "cuda_status",
+    "/v2/cudasharedmemory/region/R/register": "cuda_register",
+    "/v2/cudasharedmemory/unregister": "cuda_unregister",
+    "/v2/cudasharedmemory/region/R/unregister": "cuda_unregister",
+    "/v2/trace/setting": "trace",
+    "/v2/models/M/trace/setting": "trace",
+    "/v2/logging": "logging",
+    "/v2/gangway/state": "state",
+    "/v2/gangway/events": "events",
+    "/": "page",
 }
-_HEALTH: dict[str, OperationName] = {"live": "live", "ready": "ready"}
-_CONTROL: dict[str, OperationName] = {"load": "load", "unload": "unload"}
-_SYSTEM: dict[str, OperationName] = {
-    "status": "system_status",
-    "register": "system_register",
-    "unregister": "system_unregister",
-}
-_CUDA: dict[str, OperationName] = {
-    "status": "cuda_status",
-    "register": "cuda_register",
-    "unregister": "cuda_unregister",
+# By segments; None is any that is not empty.
+_OPERATIONS: Final = {
+    tuple([None if segment in ("M", "R", "V") else segment for segment in path.split("/")]): operation
+    for path, operation in PATHS.items()
 }
 
 
-HEALTH: frozenset[OperationName] = frozenset({"live", "ready", "model_ready"})
+HEALTH: Final = frozenset({"live", "ready", "model_ready"})
 
 
 @dataclass(frozen=True)
 class Route:
     """What a path names. Empty strings: not given."""
 
-    operation: OperationName
+    operation: str
     model: str = ""
     version: str = ""
     region: str = ""
@@ -90,69 +101,23 @@ def _route_of(raw_path: bytes) -> Route | None:
         segments = [unquote(segment, errors="strict") for segment in raw_path.decode("ascii").split("/")]
     except UnicodeDecodeError:
         return None
-    match segments[1:]:
-        case ["v2"]:
-            return Route("metadata")
-        case ["v2", "health", state] if state in _HEALTH:
-            return Route(_HEALTH[state])
-        case ["v2", "models"]:
-            return Route("models")
-        case ["v2", "openapi.json"]:
-            return Route("openapi")
-        case ["v2", "logging"]:
-            return Route("logging")
-        case ["v2", "gangway", "state"]:
-            return Route("state")
-        case ["v2", "gangway", "events"]:
-            return Route("events")
-        case ["v2", "trace", "setting"]:
-            return Route("trace")
-        case ["v2", "models", "stats"]:
-            return Route("model_statistics")
-        case ["v2", "models", model, "trace", "setting"] if model:
-            return Route("trace", model=model)
-        case ["v2", "models", model, "versions", version, *rest] if model and version:
-            return _model_route(model, version, rest)
-        case ["v2", "models", model, *rest] if model:
-            return _model_route(model, "", rest)
-        case ["v2", "repository", *rest]:
-            return _repository_route(rest)
-        case ["v2", "systemsharedmemory", *rest]:
-            return _memory_route(rest, _SYSTEM)
-        case ["v2", "cudasharedmemory", *rest]:
-            return _memory_route(rest, _CUDA)
-    return None
-
-
-def _model_route(model: str, version: str, rest: list[str]) -> Route | None:
-    match rest:
-        case []:
-            return Route("model_metadata", model, version)
-        case [action] if action in _UNDER_A_MODEL:
-            return Route(_UNDER_A_MODEL[action], model, version)
-    return None
-
-
-def _repository_route(rest: list[str]) -> Route | None:
-    """`repository/[NAME/]index` and `repository/[NAME/]models/MODEL/load`."""
-    match rest:
-        case ["index"]:
-            return Route("index")
-        case ["models", model, action] if model and action in _CONTROL:
-            return Route(_CONTROL[action], model=model)
-        case [repository, "index"]:
-            return Route("index", repository=repository)
-        case [repository, "models", model, action] if model and action in _CONTROL:
-            return Route(_CONTROL[action], model=model, repository=repository)
-    return None
-
-
-def _memory_route(rest: list[str], actions: dict[str, OperationName]) -> Route | None:
-    match rest:
-        case ["status" | "unregister" as action]:
-            return Route(actions[action])
-        case ["region", region, action] if region and action in actions:
-            return Route(actions[action], region=region)
+    version = repository = ""
+    if segments[2:3] == ["models"] and segments[4:5] == ["versions"] and len(segments) > 5 and segments[5]:
+        version = segments[5]
+        del segments[4:6]
+    elif segments[2:3] == ["repository"] and len(segments) in (5, 7):
+        repository = segments.pop(3)
+    if not version and (operation := _OPERATIONS.get(tuple(segments))) is not None:
+        return Route(operation, repository=repository)
+    for place in (3, 4):
+        if segments[place:] and (name := segments[place]):
+            operation = _OPERATIONS.get((*segments[:place], None, *segments[place + 1 :]))
+            if operation == "trace" and version:
+                return None
+            if operation is not None and segments[2].endswith("sharedmemory"):
+                return Route(operation, region=name)
+            if operation is not None:
+                return Route(operation, name, version, repository=repository)
     return None
 
 
@@ -229,15 +194,14 @@ def _array(items: Iterable[Any]) -> Iterator[bytes]:
     yield b"]" if begin == b"," else b"[]"
 
 
-def _load_request(route: Route, content: Content) -> Message:
-    request = pb.RepositoryModelLoadRequest(repository_name=route.repository, model_name=route.model)
-    _set_repository_parameters(request.parameters, content, f"load of model '{route.model}'")
-    return request
+def _control(
+    kind: type[pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest], what: str
+) -> Callable[[Route, Content], Message]:
+    def request(route: Route, content: Content) -> Message:
+        message = kind(repository_name=route.repository, model_name=route.model)
+        _set_repository_parameters(message.parameters, content, f"{what} of model '{route.model}'")
+        return message
 
-
-def _unload_request(route: Route, content: Content) -> Message:
-    request = pb.RepositoryModelUnloadRequest(repository_name=route.repository, model_name=route.model)
-    _set_repository_parameters(request.parameters, content, f"unload of model '{route.model}'")
     return request
 
 
@@ -337,11 +301,7 @@ def _log_request(_: Route, content: Content) -> Message:
 
 
 def _log_reply(response: pb.LogSettingsResponse) -> Reply:
-    settings = {}
-    for name in sorted(response.settings):
-        choice = response.settings[name].WhichOneof("parameter_choice")
-        settings[name] = getattr(response.settings[name], choice) if choice else None
-    return json_reply(settings)
+    return json_reply(parameters_of(response.settings))
 
 
 _LOGGING = Operation("LogSettings", _log_request, _log_reply)
@@ -349,37 +309,35 @@ _TRACE = Operation("TraceSetting", _trace_request, _trace_reply)
 _DONE = lambda _: DONE  # noqa: E731
 
 # operation -> HTTP method -> what it is
-OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
+OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "live": {"GET": Operation("ServerLive", lambda *_: pb.ServerLiveRequest(), lambda r: _health(r.live, "live"))},
     "ready": {"GET": Operation("ServerReady", lambda *_: pb.ServerReadyRequest(), lambda r: _health(r.ready, "ready"))},
     "metadata": {"GET": Operation("ServerMetadata", lambda *_: pb.ServerMetadataRequest(), _message_reply)},
     "model_ready": {"GET": Operation("ModelReady", _model(pb.ModelReadyRequest), lambda r: _health(r.ready))},
     "model_metadata": {"GET": Operation("ModelMetadata", _model(pb.ModelMetadataRequest), _message_reply)},
     "model_config": {
-        "GET": Operation("ModelConfig", _model(pb.ModelConfigRequest), lambda r: _message_reply(r.config)),
+        "GET": Operation("ModelConfig", _model(pb.ModelConfigRequest), lambda r: _message_reply(r.config))
     },
     "model_statistics": {
         "GET": Operation.in_parts("ModelStatistics", _model(pb.ModelStatisticsRequest), _statistics_parts)
     },
     "index": {"POST": Operation.in_parts("RepositoryIndex", _index_request, _index_parts)},
-    "models": {
-        "GET": Operation("RepositoryIndex", lambda *_: pb.RepositoryIndexRequest(ready=True), _names_reply),
-    },
-    "load": {"POST": Operation("RepositoryModelLoad", _load_request, _DONE)},
-    "unload": {"POST": Operation("RepositoryModelUnload", _unload_request, _DONE)},
+    "models": {"GET": Operation("RepositoryIndex", lambda *_: pb.RepositoryIndexRequest(ready=True), _names_reply)},
+    "load": {"POST": Operation("RepositoryModelLoad", _control(pb.RepositoryModelLoadRequest, "load"), _DONE)},
+    "unload": {"POST": Operation("RepositoryModelUnload", _control(pb.RepositoryModelUnloadRequest, "unload"), _DONE)},
     "system_status": {
-        "GET": Operation("SystemSharedMemoryStatus", _region(pb.SystemSharedMemoryStatusRequest), _regions_reply),
+        "GET": Operation("SystemSharedMemoryStatus", _region(pb.SystemSharedMemoryStatusRequest), _regions_reply)
     },
     "system_register": {"POST": Operation("SystemSharedMemoryRegister", _system_register, _DONE)},
     "system_unregister": {
-        "POST": Operation("SystemSharedMemoryUnregister", _region(pb.SystemSharedMemoryUnregisterRequest), _DONE),
+        "POST": Operation("SystemSharedMemoryUnregister", _region(pb.SystemSharedMemoryUnregisterRequest), _DONE)
     },
     "cuda_status": {
-        "GET": Operation("CudaSharedMemoryStatus", _region(pb.CudaSharedMemoryStatusRequest), _regions_reply),
+        "GET": Operation("CudaSharedMemoryStatus", _region(pb.CudaSharedMemoryStatusRequest), _regions_reply)
     },
     "cuda_register": {"POST": Operation("CudaSharedMemoryRegister", _cuda_register, _DONE)},
     "cuda_unregister": {
-        "POST": Operation("CudaSharedMemoryUnregister", _region(pb.CudaSharedMemoryUnregisterRequest), _DONE),
+        "POST": Operation("CudaSharedMemoryUnregister", _region(pb.CudaSharedMemoryUnregisterRequest), _DONE)
     },
     "trace": {
         "GET": Operation("TraceSetting", lambda route, _: _trace_request(route, {}), _trace_reply),
@@ -393,9 +351,9 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
 
 
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
-WATCHING: Final[frozenset[OperationName]] = frozenset({"page", "state", "events"})  # see `watching.py`
+WATCHING: Final = frozenset({"page", "state", "events"})  # see `watching.py`
 # What is no method of the service, and always GET: the method that it is restricted with.
-OWN: Final[Mapping[OperationName, str]] = {**dict.fromkeys(WATCHING, "ModelStatistics"), "openapi": "ModelMetadata"}
+OWN: Final[Mapping[str, str]] = {**dict.fromkeys(WATCHING, "ModelStatistics"), "openapi": "ModelMetadata"}
 
 
 def verbs_of(route: Route) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
@@ -18,7 +18,7 @@ from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
 from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.options.endpoints import HttpOptions
-from gangway.server.requests.contents import Raws
+from gangway.server.serving.call import Begin
 from gangway.server.serving.http.call import CallResponses, HttpCall, Site
 from gangway.server.serving.http.generate import (
     UNSENT_BYTES,
@@ -77,13 +77,6 @@ HEADER_LENGTH: Final = b"inference-header-content-length"
 FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
-class BeginCall(Protocol):
-    """`Inference.begin`."""
-
-    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> None:
-        """Execute a request, of whose end `call.answer` is told."""
-
-
 @dataclass(frozen=True)
 class HttpService:
     """What is served. `begin` executes a request. `ports`: where this front end listens.
@@ -91,7 +84,7 @@ class HttpService:
     `unsent_bytes`: of events that clients have not read, all together.
     """
 
-    begin: BeginCall
+    begin: Begin
     methods: Methods
     models: Callable[[], Models]
     options: HttpOptions

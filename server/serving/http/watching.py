@@ -18,7 +18,7 @@ from gangway.server.serving.http.call import HttpCall
 from gangway.server.serving.http.json_text import dump
 from gangway.server.serving.http.replies import EVENTS, JSON, HttpError, Reply
 from gangway.server.serving.loop import ServingLoop
-from gangway.server.serving.pending import Offload, Pending, drive
+from gangway.server.serving.pending import Offload, Pending, drive, pause
 from gangway.server.serving.watch import Watch
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Watchers:
             except Exception:
                 _log.exception("watching the server failed; its watchers are told 500")
                 self._tell(None)
-                await self._pause(PERIOD_S)
+                await pause(self._loop, PERIOD_S)
         self._is_looking = False
 
     async def _tell_states(self) -> None:
@@ -117,7 +117,7 @@ class Watchers:
         await self._aside.run(watch.begin)
         next_s = loop.time() + PERIOD_S
         while self._count:
-            await self._pause(watch.sample_s)
+            await pause(loop, watch.sample_s)
             watch.sample()
             if loop.time() >= next_s:
                 content, spent_s = await self._aside.run(_state_of, watch)
@@ -125,12 +125,6 @@ class Watchers:
                 period_s = min(max(PERIOD_S, spent_s / MOST_SHARE), LONGEST_PERIOD_S)
                 next_s = max(next_s + PERIOD_S, loop.time() + period_s - watch.sample_s)
         watch.end()
-
-    def _pause(self, seconds: float) -> Pending[None]:
-        """Return what is settled after this time."""
-        over: Pending[None] = Pending()
-        self._loop.call_later(seconds, over.settle, None)
-        return over
 
 
 def _state_of(watch: Watch) -> tuple[bytes, float]:

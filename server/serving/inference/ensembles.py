@@ -25,13 +25,7 @@ from gangway.server.models.tensors import Shapes
 from gangway.server.requests.data_plane import PoolExhaustedError
 from gangway.server.requests.ensemble_graphs import EnsembleStep, compound_numbers
 from gangway.server.requests.ensembles import EnsembleCodec, fitted
-from gangway.server.requests.python_codec import (
-    Envelope,
-    PythonAnswer,
-    PythonCodec,
-    PythonResponse,
-    values_of,
-)
+from gangway.server.requests.python_codec import Envelope, PythonAnswer, PythonCodec, PythonResponse, values_of
 from gangway.server.requests.regions import Contents
 from gangway.server.serving.inference.ensemble_counts import EndedStep
 from gangway.server.serving.inference.ensemble_tensors import EnsembleTensor, EnsembleTensors
@@ -122,13 +116,7 @@ class EnsembleRun:
     """
 
     def __init__(
-        self,
-        slots: Slots,
-        watch: ShapeWatch,
-        codec: EnsembleCodec,
-        terms: Terms,
-        envelope: Envelope,
-        origin: Origin,
+        self, slots: Slots, watch: ShapeWatch, codec: EnsembleCodec, terms: Terms, envelope: Envelope, origin: Origin
     ) -> None:
         """Make it. `envelope`: of the request, which all of its steps have.
 
@@ -309,12 +297,7 @@ class EnsembleRun:
                 raise failure(self._name, gone, 0)
             drive(self._watch(running, self._slots.expect(submission.slot, clock.end_ns)))
             running.hand_over(
-                submission,
-                clock.deadline_ns,
-                terms.priority,
-                terms.rejects_late,
-                compound=compound,
-                last=last,
+                submission, clock.deadline_ns, terms.priority, terms.rejects_late, compound=compound, last=last
             )
         except BaseException as error:
             self._slots.forget(submission.slot)

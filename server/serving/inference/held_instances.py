@@ -5,7 +5,8 @@ model are better off in the scheduler: there they are joined to batches, and the
 """
 
 from collections import Counter
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from gangway.executor.messages import Held
 from gangway.server.serving.loop import ServingLoop
@@ -15,18 +16,10 @@ AGAIN_S: Final = 0.01  # until the scheduler is told again whose ring was full
 Key = tuple[str, int]  # an execution: address of its instance, and its number there
 
 
-class Send(Protocol):
-    """`DataPlane.send`."""
-
-    def __call__(self, message: bytes, wakes: bool) -> bool:
-        """Tell the scheduler; False if that cannot be now."""
-        ...
-
-
 class HeldInstances:
-    """For the loop's thread."""
+    """For the loop's thread. `send`: `DataPlane.send`."""
 
-    def __init__(self, serving: ServingLoop, send: Send) -> None:
+    def __init__(self, serving: ServingLoop, send: Callable[[bytes, bool], bool]) -> None:
         self._serving, self._send = serving, send
         self._users: dict[Key, set[int]] = {}  # who sees to the end of an execution
         self._counts: Counter[int] = Counter()  # of executions, by model
@@ -59,7 +52,7 @@ class HeldInstances:
     def _tell(self) -> None:
         for model_id in tuple(self._changed):
             count = self._counts[model_id]
-            if not self._send(Held(model_id, count).pack(), wakes=count < self._told[model_id]):
+            if not self._send(Held(model_id, count).pack(), count < self._told[model_id]):
                 self._serving.loop.call_later(AGAIN_S, self._tell)
                 return
             self._told[model_id] = count

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from gangway.base.logs import OFTEN
 from gangway.executor.python_instance import PATIENCE_MS
@@ -35,7 +35,7 @@ from gangway.server.requests.python_codec import (
     set_parameter,
     values_of,
 )
-from gangway.server.serving.call import Call
+from gangway.server.serving.call import Begin, Call
 from gangway.server.serving.inference.held_instances import Key
 from gangway.server.serving.inference.instance_connection import InstanceConnection
 from gangway.server.serving.inference.model_run import (
@@ -56,13 +56,6 @@ NO_TERMS: Final = Terms(target_us=0, priority=0, rejects_late=False, max_queue=0
 MOST_WAITING_BYTES: Final = 1 << 30  # of responses that are not taken as fast as they come
 MESSAGE_BYTES: Final = 512  # what a response takes besides its contents
 LARGE_BYTES: Final = 1 << 20  # of tensors: what copies them would hold the loop for too long
-
-
-class Begin(Protocol):
-    """`Inference.begin`."""
-
-    def __call__(self, header: bytes, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> None:
-        """Execute a request, which ends with `call.answer`."""
 
 
 class InnerCall(Call):
@@ -292,13 +285,7 @@ class KeptRun:
     """
 
     def __init__(
-        self,
-        slots: Slots,
-        codec: PythonCodec,
-        kept: KeptRequest,
-        origin: Origin,
-        terms: Terms,
-        refused_ns: int,
+        self, slots: Slots, codec: PythonCodec, kept: KeptRequest, origin: Origin, terms: Terms, refused_ns: int
     ) -> None:
         """Begin to take the responses. Raises RequestError."""
         self._slots, self._codec, self._kept = slots, codec, kept

@@ -23,16 +23,10 @@ from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors, Sub
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.heap import ColdError
 from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
-from gangway.server.requests.python_codec import (
-    Envelope,
-    PythonAnswer,
-    PythonCodec,
-    PythonResponse,
-    parameters_text,
-)
+from gangway.server.requests.python_codec import Envelope, PythonAnswer, PythonCodec, PythonResponse, parameters_text
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
-from gangway.server.serving.call import Call
+from gangway.server.serving.call import Begin, Call
 from gangway.server.serving.inference.ensemble_counts import EndedStep, count_inner, outcome_of, times_of
 from gangway.server.serving.inference.ensembles import EnsembleRun
 from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
@@ -40,7 +34,6 @@ from gangway.server.serving.inference.iterations import Iteration
 from gangway.server.serving.inference.model_run import ModelRun, RequestClock, ShapeWatch
 from gangway.server.serving.inference.python import (
     LARGE_BYTES,
-    Begin,
     InnerCall,
     KeptRun,
     Origin,

@@ -30,10 +30,7 @@ def test_the_largest_come_first(values: Any, count: int, expected: list[str]) ->
 
 def test_labels_where_there_are_any() -> None:
     values = np.array([[3, 2, 1], [1, 2, 3]], np.int16)
-    assert class_texts(values, 3, ("cat", "a:b")) == [
-        ["3:0:cat", "2:1:a:b", "1:2"],
-        ["3:2", "2:1:a:b", "1:0:cat"],
-    ]
+    assert class_texts(values, 3, ("cat", "a:b")) == [["3:0:cat", "2:1:a:b", "1:2"], ["3:2", "2:1:a:b", "1:0:cat"]]
 
 
 def test_other_outputs_stay_as_they_are() -> None:

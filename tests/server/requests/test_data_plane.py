@@ -13,13 +13,7 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.requests.data_plane import (
-    DataPlane,
-    PoolExhaustedError,
-    RequestLayout,
-    Scheduling,
-    Usage,
-)
+from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, RequestLayout, Scheduling, Usage
 from gangway.server.requests.heap import ColdError
 
 SLOTS = 4

@@ -133,10 +133,7 @@ def test_who_comes_with_a_context_has_decided_already(traced: Traced) -> None:
     assert not ids & {"without context", "not sampled"}
 
 
-@pytest.mark.parametrize(
-    "number, header",
-    list(enumerate(NONSENSE)),
-)
+@pytest.mark.parametrize("number, header", list(enumerate(NONSENSE)))
 def test_a_context_that_makes_no_sense_is_ignored(traced: Traced, number: int, header: str) -> None:
     traced.infer(f"nonsense {number}", traceparent=header)
     spans = traced.spans_of(f"nonsense {number}")

@@ -246,11 +246,7 @@ CASES: dict[str, tuple[bytes, str, str]] = {
     "not a message": (b"\x3a\x05abc", "INVALID_ARGUMENT", "field 7 has 5 bytes, but only 3 follow"),
     "broken inside": (b"\x2a\x02\x0a\x05", "INVALID_ARGUMENT", "the request is not a ModelInferRequest"),
     "name that is not UTF-8": (b"\x0a\x02\xc3\x28", "INVALID_ARGUMENT", "the request is not a ModelInferRequest"),
-    "long name": (
-        changed(setting(itself, model_name="x" * 100_000)),
-        "NOT_FOUND",
-        "Request for unknown model: 'xxx",
-    ),
+    "long name": (changed(setting(itself, model_name="x" * 100_000)), "NOT_FOUND", "Request for unknown model: 'xxx"),
 }
 
 

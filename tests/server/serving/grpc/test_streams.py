@@ -67,6 +67,9 @@ class FunctionModel:
     def begin_message(self, message: bytes, call: Any) -> None:
         raise AssertionError("only streams are used")
 
+    def arriving(self, begin: bytes, size_bytes: int) -> None:
+        """No message is long."""
+
     def begin(self, header: bytes, request_id: bytes, raws: Any, call: Any, arrival_ns: int) -> None:
         def work() -> None:
             try:

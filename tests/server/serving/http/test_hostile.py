@@ -340,8 +340,7 @@ def test_half_requests_keep_nobody_from_asking_for_health(narrow: str, monkeypat
 
 
 @pytest.mark.parametrize(
-    "header",
-    ["Content-Encoding: identity \t", "Inference-Header-Content-Length:\t {} ", "Accept-Encoding: identity "],
+    "header", ["Content-Encoding: identity \t", "Inference-Header-Content-Length:\t {} ", "Accept-Encoding: identity "]
 )
 def test_blanks_around_a_value_are_no_part_of_it(unharmed: Any, header: str) -> None:
     with connected(unharmed.http_url) as connection:

@@ -146,10 +146,7 @@ def test_replies() -> None:
     index = pb.RepositoryIndexResponse()
     index.models.add(name="a", version="1", state="READY")
     index.models.add(name="b", state="UNAVAILABLE", reason="no")
-    expected = [
-        {"name": "a", "version": "1", "state": "READY"},
-        {"name": "b", "state": "UNAVAILABLE", "reason": "no"},
-    ]
+    expected = [{"name": "a", "version": "1", "state": "READY"}, {"name": "b", "state": "UNAVAILABLE", "reason": "no"}]
     assert reply_of("index", "POST", index) == (200, expected)
     regions = pb.SystemSharedMemoryStatusResponse()
     regions.regions["r"].name = regions.regions["r"].key = "r"
