@@ -1,4 +1,4 @@
-"""Write the tables that the code knows: commands, flags, fields, metrics, routes, differences, the life of a model.
+"""Write the tables that the code knows: commands, flags, fields, metrics, routes, differences.
 
 `python -m docs.generate` (part of `make docs`) writes them between the marks `<!-- generated: NAME -->` and
 `<!-- end -->` of `pages()`. `tests/docs/test_reference.py` fails while a page is out of date.
@@ -23,7 +23,6 @@ from gangway.base.command_line import TITLE, parser_of
 from gangway.base.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
 from gangway.python_backend import triton_python_backend_utils as pb_utils
-from gangway.server.control.supervisor.model_life import TRANSITIONS
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Support
 from gangway.server.options.command_line import (
     ACCEPTED,
@@ -209,12 +208,6 @@ def routes() -> Iterator[str]:
     yield from (_item(", ".join(group), method) for method, group in paths.items())
 
 
-def transitions() -> Iterator[str]:
-    """Yield what may become of a model's version."""
-    for before, all_after in TRANSITIONS.items():
-        yield from (_item(f"{before.name} to {after.name}", why) for after, why in all_after.items())
-
-
 # What a model.py may call, in the order of the page; after Triton's module and its binding to C++.
 PB_UTILS = (
     "Tensor",
@@ -296,7 +289,6 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
     "differences from Triton": differences_from_triton,
-    "transitions": transitions,
     "pb_utils": pb_utils_names,
     "what is reproduced": reproduced,
 }
@@ -314,7 +306,7 @@ def _table(name: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [*sorted(REFERENCE.glob("*.md")), EXPLANATION / "model-life.md", EXPLANATION / "papers.md"]
+    return [*sorted(REFERENCE.glob("*.md")), EXPLANATION / "papers.md"]
 
 
 def main() -> int:
