@@ -27,17 +27,21 @@ HEAD = ("exporter", "files", "kernels, any rows and sizes", "as exported, fixed"
         "onnxruntime", "compared", "weights varied", "largest difference", "wrong", "refuses",
         "refused by both")  # fmt: skip
 MADE_OF_OTHERS = {  # how names of files begin that are made of other files
-    "dynamic_": "onnxruntime: dynamic quantisation",
-    "qdq_": "onnxruntime: static quantisation",
-    "qoperator_": "onnxruntime: static quantisation",
-    "four_bits_": "onnxruntime: MatMulNBits",
-    "eight_bits_": "onnxruntime: MatMulNBits",
-    "half_ort_": "onnxruntime: float16",
-    "half_": "onnxconverter-common: float16",
-    "optimised_": "onnxruntime: optimiser of transformers",
-    "saved_": "onnxruntime: saved as optimised",
-    "slim_": "onnxslim",
-    "simplified_": "onnxsim",
+    "dynamic_": "onnxruntime: quantised",
+    "qdq_": "onnxruntime: quantised",
+    "qoperator_": "onnxruntime: quantised",
+    "four_bits_": "onnxruntime: quantised",
+    "eight_bits_": "onnxruntime: quantised",
+    "half_ort_": "float16 of others",
+    "half_": "float16 of others",
+    "optimised_": "onnxruntime: optimised",
+    "saved_": "onnxruntime: optimised",
+    "slim_": "onnxslim, onnxsim",
+    "simplified_": "onnxslim, onnxsim",
+}
+TOGETHER = {  # packages of few files each
+    "catboost, lightgbm, xgboost": ("catboost", "lightgbm", "xgboost-cpu"),
+    "flax, jax2onnx": ("flax", "jax2onnx"),
 }
 MAIN = ("torchvision", "timm", "transformers", "lightgbm", "xgboost-cpu", "catboost", "scikit-learn", "keras", "flax")
 
@@ -87,19 +91,23 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
         row.counts["refused by both"] += not found["compared"] and not found["refusals"]
         if shows and not found["wrong"]:
             row.errors.append(found["error"])
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|---|" + "---:|" * (len(HEAD) - 1)
-    yield from (_line(title, row.cells()) for title, row in sorted(rows.items()))
     total = Row(errors=[error for row in rows.values() for error in row.errors])
     for row in rows.values():
         for column, count in row.counts.items():
             total.counts[column] += count
-    yield _line("all", total.cells())
-    yield _line("share", {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()})
-
-
-def _line(title: str, counts: Mapping[str, int | str]) -> str:
-    return f"| {title} | {' | '.join(str(counts.get(column) or '') for column in HEAD[1:])} |"
+    columns = [column for column in HEAD if total.cells().get(column, column == HEAD[0])]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---|" + "---:|" * (len(columns) - 1)
+    shares = {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()}
+    cells: dict[str, Mapping[str, int | str]] = {
+        **{title: row.cells() for title, row in sorted(rows.items())},
+        "all": total.cells(),
+        "share": shares,
+    }
+    for title, counts in cells.items():
+        yield f"| {title} | {' | '.join(str(counts.get(column) or '') for column in columns[1:])} |"
+    if missing := [column for column in HEAD if column not in columns]:
+        yield from ("", f"No file is counted as: {', '.join(missing)}.")
 
 
 def _column(outcome: str) -> str:
@@ -122,7 +130,8 @@ def _exporter(name: str, versions: Mapping[str, str]) -> str:
     if "torch" in versions:
         way = "torch, TorchScript" if name.startswith("ts_") else "torch, dynamo"
         return f"{way}: {main or 'modules'}"
-    return main or next(iter(versions))
+    package = main or next(iter(versions))
+    return next((title for title, packages in TOGETHER.items() if package in packages), package)
 
 
 def _descriptions() -> Sequence[tuple[str, dict[str, Any]]]:

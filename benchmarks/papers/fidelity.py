@@ -252,13 +252,14 @@ def _models() -> Mapping[str, MeasuredModel]:
 def _claims(claims: Sequence[Claim]) -> str:
     """Return the table, and below it why ours differ: several claims have one reason."""
     reasons = list(dict.fromkeys(one.why for one in claims))
-    table = _table(
-        ("figure", "what", "the paper", "measured machine", "contended machine", "why"),
-        [
-            (one.figure, one.what, one.paper, one.measured, one.contended, f"({reasons.index(one.why) + 1})")
-            for one in claims
-        ],
-    )
+    header = ["figure", "what", "the paper", "measured machine", "contended machine", "why"]
+    rows = [
+        [one.figure, one.what, one.paper, one.measured, one.contended, f"({reasons.index(one.why) + 1})"]
+        for one in claims
+    ]
+    if not any(one.contended for one in claims):
+        header, rows = [*header[:4], header[5]], [[*row[:4], row[5]] for row in rows]
+    table = _table(header, rows)
     return table + "\n" + "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1))
 
 
@@ -300,12 +301,9 @@ def _best_other(results: Results) -> str:
                 cells.append(f"{ratio_text(ours, found[other])} (`{other}`)" if ours and other else NOT_RUN)
             rows.append((f"{machine}, {title}", *cells))
     for machine in MACHINES:
-        others = [len({*results.of(machine, mix, "each")} - {DEFAULT}) for mix in MIXES]
-        rows.append((f"{machine}, other policies searched", *map(str, others)))
-        for goal, title in GOALS.items():
-            shares = [results.share_of_bound(machine, mix, goal) for mix in MIXES]
-            cells = [f"{share:.2f}" if share else NOT_RUN for share in shares]
-            rows.append((f"{machine}, {title}: share of the capacity bound", *cells))
+        shares = [results.share_of_bound(machine, mix, "each") for mix in MIXES]
+        cells = [f"{share:.2f}" if share else NOT_RUN for share in shares]
+        rows.append((f"{machine}, {GOALS['each']}: share of the capacity bound", *cells))
     return f"### `{DEFAULT}` over the best other policy that was searched\n\n" + _table(("", *MIXES), rows)
 
 
@@ -313,13 +311,13 @@ def _below_the_rate(results: Results) -> str:
     places = dict.fromkeys((row["mix"], row["policy"], row["highest_per_s"]) for row in results.rows(LATENCY_FILE))
     now = {(mix, policy): one for mix in MIXES for policy, one in results.of("measured", mix, "each").items()}
     rows = [
-        (mix, f"`{policy}`", _highest(float(highest), now[mix, policy]), *(
+        (mix, f"`{policy}`", _highest(float(highest), now[mix, policy]), ", ".join(
             f"{results.below_the_rate(mix, policy, load, OVER).mean_per_s:.2f}" for load in LOADS
         ))
         for mix, policy, highest in places
     ]  # fmt: skip
     seeds = len({row["seed"] for row in results.rows(LATENCY_FILE)})
-    header = ("mix", "policy", "highest rate", *(f"at {load:g} of it" for load in LOADS))
+    header = ("mix", "policy", "highest rate", f"at {_comma(LOADS)} of it")
     return f"""### Latency over the gang that just meets the target, measured machine
 
 Mean of the models' mean latencies; the gang is the narrowest one on which a query alone meets its target. Rates are
