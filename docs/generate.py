@@ -45,7 +45,7 @@ FIGURES = DOCS / "measurements" / "figures"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
 SERVE = "serve"  # has a page of its own
-PLAIN_NOTE_WORDS = 9  # of a field that needs no explanation
+PLAIN_NOTE_WORDS = 12  # of a field that needs no explanation
 
 
 def commands() -> Iterator[str]:
@@ -110,14 +110,14 @@ def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
 def fields(support: Support) -> Iterator[str]:
     """Yield the fields of a configuration that have one support, those of one note together.
 
-    Honoured ones with a short note mean what they mean in Triton.
+    Honoured ones with a short note mean what they mean in Triton; reasons of those without effect are the log's.
     """
     names: dict[str, list[str]] = {}
     for name, entry in FIELDS.items():
         if entry.support is support:
             is_plain = support is Support.HONOURED and len(entry.note.split()) <= PLAIN_NOTE_WORDS
             note = "as in Triton" if is_plain and ".md" not in entry.note else entry.note
-            names.setdefault(note, []).append(f"`{name}`")
+            names.setdefault("the log says why" if support is Support.ACCEPTED else note, []).append(f"`{name}`")
     yield from (_item(", ".join(group), _linked(note)) for note, group in names.items())
 
 
@@ -240,7 +240,7 @@ PB_UTILS = (
     "MemoryType",
     "InferenceTrace",
 )
-PLAIN_WORDS = 13  # a method is explained whose docstring has more: the name says the rest
+PLAIN_WORDS = 18  # a method is explained whose docstring has more: the name says the rest
 OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not have
 
 

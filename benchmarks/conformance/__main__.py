@@ -39,7 +39,7 @@ def main() -> int:
     print_report(report, chosen, outcomes, excluded)
     if options.write_docs:
         docs = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
-        write_docs(docs, list(zip(chosen, outcomes, strict=True)), excluded)
+        write_docs(docs, list(zip(chosen, outcomes, strict=True)))
     return report.finish(options.json)
 
 

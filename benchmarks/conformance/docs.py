@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import onnx
@@ -13,7 +13,7 @@ from benchmarks.conformance.runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
 from benchmarks.fuzz.differential.known import KNOWN
 
 Result = tuple[Case, Outcome]
-Row = tuple[str, str, str]  # operator, how its tests pass, what stands in the way
+Row = tuple[str, str, str]  # operator, how many tests do not pass, what stands in the way
 _HEAD = f"""# Operators
 
 `python -m benchmarks.conformance --write-docs` writes this page: it sends ONNX's own node tests (onnx {{version}})
@@ -54,7 +54,7 @@ rounding of floats, but for these:
 """
 
 
-def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int]) -> None:
+def write_docs(path: Path, results: Sequence[Result]) -> None:
     """Write the page."""
     scope = [result for result in results if not result[0].excluded]
     later = [result for result in results if result[0].excluded]
@@ -65,7 +65,7 @@ def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int
         *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
         _OTHER_ANSWERS,
         differences(),
-        f"## Without a test in scope\n\n{_excluded(excluded)}\nOperators: {_untested(results)}",
+        f"## Without a test in scope\n\n{_untested(results)}",
     ]
     path.write_text("\n".join(parts))
 
@@ -103,14 +103,13 @@ def table(native: Sequence[str], relax: Sequence[str], rows: Sequence[Row]) -> s
     """Return lists of the operators of which all tests are compiled, and the others by what stands in the way."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, counts, why in rows:
-        by_reason[why].append(f"{name} ({counts})")
+        by_reason[why].append(f"{name} ({counts})" if counts else name)
     by_count = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     return "\n".join([
         _all("native", native),
         _all("native or by Relax", relax),
-        "| what stands in the way | operators |",
-        "|---|---|",
-        *(f"| {why} | {', '.join(some)} |" for why, some in by_count),
+        "onnxruntime computes some of the tests, by what stands in the way:\n",
+        *(f"- {why}: {', '.join(some)}" for why, some in by_count),
         "",
     ])  # fmt: skip
 
@@ -120,14 +119,12 @@ def _all(how: str, names: Sequence[str]) -> str:
 
 
 def _row(operator: str, outcomes: Sequence[Outcome]) -> Row:
-    """Return an operator, how many of its tests pass how, and why not all are compiled."""
-    how = Counter(outcome.how for outcome in outcomes if outcome.passed)
-    counts = [f"{how[each]} {each}" for each in (NATIVE, RELAX, ONNXRUNTIME) if how[each]]
-    if failed := sum(not outcome.passed for outcome in outcomes):
-        counts.append(f"{failed} not passing")
+    """Return an operator, how many of its tests do not pass, and why not all are compiled."""
+    failed = sum(not outcome.passed for outcome in outcomes)
+    counts = f"{failed} of {len(outcomes)} not passing" if failed else ""
     reasons = Counter(short_reason(o.reason or o.error) for o in outcomes if not o.is_compiled or not o.passed)
     why = reasons.most_common(1)[0][0].partition("; Relax: ")[0].removeprefix(f"{operator}: ") if reasons else ""
-    return operator, ", ".join(counts), why
+    return operator, counts, why
 
 
 def short_reason(text: str) -> str:
@@ -139,11 +136,6 @@ def short_reason(text: str) -> str:
     text = re.sub(r"The following operators are not supported for frontend ONNX: .*", "not supported", text)
     text = " ".join(text.replace("no kernel computes this operator", "no kernel").split()).replace("|", "/")
     return text if len(text) <= 110 else f"{text[:107]}..."
-
-
-def _excluded(excluded: Mapping[str, int]) -> str:
-    counts = sorted(excluded.items(), key=lambda item: (-item[1], item[0]))
-    return f"Tests by reason: {', '.join(f'{why} ({count})' for why, count in counts)}.\n"
 
 
 def _untested(results: Iterable[Result]) -> str:
