@@ -50,7 +50,7 @@ from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.extras import COMPILER, missing_packages
 from gangway.base.json_codec import decode
-from gangway.compiler.arguments import find_models
+from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled, make_stand_in
 from gangway.compiler.precision import compile_in_precision, find_in_precision
@@ -87,19 +87,11 @@ def main(argv: Sequence[str]) -> int:
         if options.serve:
             return _serve(cache, target, report)
         name, path = _entered(options.path[0])
-        compiled = compile_in_precision(
-            path,
-            name,
-            cache,
-            target,
-            _progress(report),
-            WantedPrecision(options.precision, options.min_cosine),
-            dict(options.dimension),
-            options.optional,
-            options.batch,
-            options.whole,
-            options.uncompiled,
+        wanted = WantedPrecision(options.precision, options.min_cosine)
+        chosen = CompileOptions(
+            dict(options.dimension), options.optional, options.batch, options.whole, options.uncompiled
         )
+        compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, chosen)
     except Exception as error:  # every failure is reported to the supervisor
         return _failure(error, report)
     report(_made(compiled))
@@ -157,11 +149,11 @@ def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
                 progress = _progress(report, lowers_at="kernels")  # what comes before is quick, and waited for
                 compiled = found or make_stand_in(path, name, cache, target, progress, job["batch"])
             elif "span" in job:
-                span = decode(SizeSpan, json.dumps(job["span"]), "span")
-                progress, dimensions = _progress(report), job["dimensions"]
-                compiled = compile_model(path, name, cache, target, progress, dimensions, span=span)
+                span = CompileOptions(job["dimensions"], span=decode(SizeSpan, json.dumps(job["span"]), "span"))
+                compiled = compile_model(path, name, cache, target, _progress(report), span)
             else:
-                compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, job["dimensions"])
+                chosen = CompileOptions(job["dimensions"])
+                compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, chosen)
         except Exception as error:
             last = _described(error)
         else:

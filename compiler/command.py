@@ -13,7 +13,7 @@ from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
-from gangway.compiler.arguments import find_models
+from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.precision import compile_in_precision
@@ -53,8 +53,8 @@ def _compile(
         def progress(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=done, total=total)
 
-        sizes, keep = dict(options.dimension), options.keep_fp32
-        return compile_in_precision(path, name, cache, target, progress, wanted, sizes, keep_fp32=keep)
+        compiled = CompileOptions(dict(options.dimension), keep_fp32=tuple(options.keep_fp32))
+        return compile_in_precision(path, name, cache, target, progress, wanted, compiled)
 
 
 def _show(compiled: CompileResult, seconds: float, console: Console) -> None:

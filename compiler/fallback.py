@@ -37,7 +37,7 @@ from gangway.artifact.format import (
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.base.host_limits import FreeMemory, anonymous_bytes
-from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.arguments import NO_DIMENSIONS, ModelSource
 from gangway.compiler.errors import (
     CompilerFaultError,
     EndedApartError,
@@ -126,17 +126,14 @@ def _answer(array: Any) -> TrialOutput:
 
 
 def leave_to_onnxruntime(
-    path: Path,
-    model_name: str,
-    key: str,
-    target: TargetSpec,
-    phase_us: dict[str, int],
+    source: ModelSource,
     folder: Path,
     refusal: ModelError,
+    phase_us: dict[str, int],
     optional: Sequence[str] = (),
     mark: Mapping[str, int] = NO_DIMENSIONS,
 ) -> Manifest:
-    """Make the artifact `folder` of the ONNX file `path`, which the compiler refuses to compile.
+    """Make the artifact `folder` of an ONNX file, which the compiler refuses to compile.
 
     If it thinks that the file contradicts itself, onnxruntime must not only open the model, but run it.
     `optional` names inputs that have initializers, which requests may leave out. `mark` is what the key was made with.
@@ -144,11 +141,11 @@ def leave_to_onnxruntime(
     Raises UnsupportedModelError, with both reasons, if it cannot be served in this way either; ModelError; OSError.
     """
     start_ns = time.monotonic_ns()
-    reason = str(refusal)
+    path, target, reason = source.path, source.target, str(refusal)
     with OnnxArtifactWriter(folder) as writer:
         try:
             writer.copy(path, list(external_files(path)))
-            if model_key(writer.model_path, target, mark) != key:
+            if model_key(writer.model_path, target, mark) != source.key:
                 raise ModelError(f"{path.name} changed while it was read")
             make_readable_copy(writer)
             must_run = not isinstance(refusal, UnsupportedModelError)
@@ -174,8 +171,8 @@ def leave_to_onnxruntime(
         rows = _rows(path, refusal, signature, will_be_compiled=not mark)
         phase_us["onnxruntime"] = (time.monotonic_ns() - start_ns) // 1000
         manifest = Manifest(
-            key=key,
-            model_name=model_name,
+            key=source.key,
+            model_name=source.model_name,
             batched=signature.batched,
             inputs=signature.inputs,
             outputs=tuple(replace(spec, classes=classes.get(spec.name, ())) for spec in signature.outputs),

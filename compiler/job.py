@@ -19,13 +19,12 @@ from gangway.artifact.format import (
     Layer,
     Manifest,
     MemorySpace,
-    Precision,
     TargetSpec,
     Version,
 )
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.base.host_limits import anonymous_bytes
-from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.arguments import CompileOptions, ModelSource
 from gangway.compiler.candidate import CompiledCandidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
@@ -95,25 +94,12 @@ class ManifestFigures:
 class CompileJob:
     """Everything that the phases of one compilation share."""
 
-    def __init__(
-        self,
-        path: Path,
-        model_name: str,
-        key: str,
-        target: TargetSpec,
-        phases: Phases,
-        dimensions: Mapping[str, int] = NO_DIMENSIONS,
-        precision: Precision = "fp32",
-        keep_fp32: Collection[str] = (),
-    ) -> None:
-        self._precision: Precision = precision
-        self._keep_fp32 = tuple(sorted(keep_fp32))
-        self._path = path
-        self._model_name = model_name
-        self._key = key
-        self._target = target
+    def __init__(self, source: ModelSource, options: CompileOptions, phases: Phases) -> None:
+        self._path, self._model_name = source.path, source.model_name
+        self._key, self._target = source.key, source.target
+        self._precision, self._keep_fp32 = options.precision, tuple(sorted(options.keep_fp32))
+        self._dimensions = options.dimensions
         self._phases = phases
-        self._dimensions = dimensions
 
     def run(self, folder: Path) -> Manifest:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""

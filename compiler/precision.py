@@ -4,7 +4,7 @@ What is chosen is kept beside the artifacts, `precisions/KEY.json`: a later star
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gangway.artifact.format import Engine, TargetSpec
 from gangway.artifact.precision import BF16, FP32, ChosenPrecision, WantedPrecision
 from gangway.base.files import write_whole
 from gangway.base.json_codec import decode, encode
-from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.arguments import NO_DIMENSIONS, NO_OPTIONS, CompileOptions
 from gangway.compiler.errors import CompilerFaultError, faults_as_refusals
 from gangway.compiler.key import known_compiler, model_key
 from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled
@@ -32,33 +32,27 @@ def compile_in_precision(
     target: TargetSpec,
     progress: Progress,
     wanted: WantedPrecision,
-    dimensions: Mapping[str, int] = NO_DIMENSIONS,
-    optional: Sequence[str] = (),
-    with_batch: bool = False,
-    whole: bool = False,
-    uncompiled: str | None = None,
-    keep_fp32: Collection[str] = (),
+    options: CompileOptions = NO_OPTIONS,
 ) -> CompileResult:
     """Return the artifact in bf16 if its answers agree with those in fp32, else that in fp32.
 
     Its manifest's `precision_note` says how they agree, or why it is in fp32. Layers by which they differ most stay in
-    fp32, as those called `keep_fp32` do in any case. Other arguments and errors as of `compile_model`.
+    fp32, as the options' `keep_fp32` do in any case; their `precision` is not heeded. Errors as of `compile_model`.
     """
-    exact = compile_model(
-        path, model_name, cache, target, progress, dimensions, optional, with_batch, whole, uncompiled
-    )
+    kept, options = tuple(sorted(options.keep_fp32)), replace(options, precision=FP32, keep_fp32=())
+    exact = compile_model(path, model_name, cache, target, progress, options)
     if wanted.name == FP32 or exact.manifest.engine is not Engine.NATIVE:
         return exact
     if not for_precision(target, BF16).extensions:
         return noted(exact, NO_INSTRUCTIONS)
-    job = _Job(path, model_name, cache, target, progress, dimensions)
-    record = job.record(wanted.min_cosine, keep_fp32)
+    job = _Job(path, model_name, cache, target, progress, options.dimensions)
+    record = job.record(wanted.min_cosine, kept)
     chosen = _read(record)
     is_known = chosen is not None
     if chosen is None:
         try:
             with faults_as_refusals():
-                chosen = job.choose(exact, wanted.min_cosine, tuple(sorted(keep_fp32)))
+                chosen = job.choose(exact, wanted.min_cosine, kept)
         except CompilerFaultError as error:
             _log.warning("%s: it stays in fp32: %s", model_name, error)
             return noted(exact, str(error))
@@ -77,7 +71,7 @@ def find_in_precision(
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
 ) -> CompileResult | None:
     """Return what `compile_in_precision` finds in the cache; None if it must compile. Raises ModelError, OSError."""
-    exact = find_compiled(path, cache, target, dimensions=dimensions)
+    exact = find_compiled(path, cache, target, CompileOptions(dimensions))
     if exact is None or wanted.name == FP32 or exact.manifest.engine is not Engine.NATIVE:
         return exact
     if not for_precision(target, BF16).extensions:
@@ -86,7 +80,7 @@ def find_in_precision(
     chosen = _read(job.record(wanted.min_cosine, ()))
     if chosen is None:
         return None
-    found = exact if chosen.name == FP32 else find_compiled(path, cache, target, BF16, chosen.kept, dimensions)
+    found = exact if chosen.name == FP32 else find_compiled(path, cache, target, job.options(chosen.kept))
     return found and noted(found, str(chosen))
 
 
@@ -113,18 +107,14 @@ class _Job:
         key = model_key(self.path, target, self.dimensions, compiler, BF16, keep_fp32)
         return self.cache.root / "precisions" / f"{key}-{min_cosine!r}.json"
 
-    def compiled(self, kept: Collection[str]) -> CompileResult:
-        """Return the artifact whose layers `kept` are in fp32."""
-        return compile_model(
-            self.path,
-            self.model_name,
-            self.cache,
-            self.target,
-            self.progress,
-            self.dimensions,
-            precision=BF16,
-            keep_fp32=kept,
-        )
+    def options(self, kept: tuple[str, ...]) -> CompileOptions:
+        """Return the options by which layers `kept` are in fp32."""
+        return CompileOptions(self.dimensions, precision=BF16, keep_fp32=kept)
+
+    def compiled(self, kept: tuple[str, ...]) -> CompileResult:
+        """Return that artifact."""
+        options = self.options(kept)
+        return compile_model(self.path, self.model_name, self.cache, self.target, self.progress, options)
 
     def choose(self, exact: CompileResult, min_cosine: float, kept: tuple[str, ...]) -> ChosenPrecision:
         """Compile with ever more layers in fp32, until answers agree or there are no others."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest, MemorySpace, TargetSpec
-from gangway.artifact.instances import NumberPlace, SizeInstance, SizeInstances, SizeSpan, Varying
+from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest, MemorySpace
+from gangway.artifact.instances import NumberPlace, SizeInstance, SizeInstances, Varying
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
+from gangway.compiler.arguments import CompileOptions, ModelSource
 from gangway.compiler.candidate import CompiledCandidate
 from gangway.compiler.difference import difference_from_onnxruntime
 from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError
@@ -57,20 +58,12 @@ class _Size:
 
 
 class SpanJob(CompileJob):
-    """A compilation for a span of sizes, in float32; the other symbols have the sizes of `dimensions`."""
+    """A compilation for the options' span of sizes, in float32; the other symbols have the sizes of `dimensions`."""
 
-    def __init__(
-        self,
-        path: Path,
-        model_name: str,
-        key: str,
-        target: TargetSpec,
-        phases: Phases,
-        dimensions: Mapping[str, int],
-        span: SizeSpan,
-    ) -> None:
-        super().__init__(path, model_name, key, target, phases, dimensions)
-        self._span = span
+    def __init__(self, source: ModelSource, options: CompileOptions, phases: Phases) -> None:
+        super().__init__(source, options, phases)
+        assert options.span is not None
+        self._span = options.span
         self._written = WrittenWeights()
 
     def run(self, folder: Path) -> Manifest:

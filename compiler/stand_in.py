@@ -14,10 +14,11 @@ from typing import BinaryIO
 
 import onnx
 
-from gangway.artifact.format import ALIGNMENT_BYTES, LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest, TargetSpec
+from gangway.artifact.format import ALIGNMENT_BYTES, LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest
 from gangway.artifact.onnx_session import open_session, reason_of
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.base.host_limits import anonymous_bytes
+from gangway.compiler.arguments import ModelSource
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fallback import SessionTrials, check_tensors, make_readable_copy, whole_layer
 from gangway.compiler.frontend.importer import count_parameters, read_graph
@@ -31,14 +32,12 @@ from gangway.compiler.lower.signature import signature_of
 from gangway.compiler.model_file import make_readable, parse
 
 
-def make_stand_in(
-    path: Path, model_name: str, key: str, target: TargetSpec, folder: Path, stamp: tuple[tuple[int, ...], ...]
-) -> Manifest:
-    """Make the artifact `folder` of the ONNX file `path`, whose files had this stamp when `key` was computed.
+def make_stand_in(source: ModelSource, folder: Path, stamp: tuple[tuple[int, ...], ...]) -> Manifest:
+    """Make the artifact `folder` of an ONNX file, whose files had this stamp when the key was computed.
 
     Raises ModelError if the compiler refuses the model, or onnxruntime does not open it; OSError.
     """
-    start_ns = time.monotonic_ns()
+    start_ns, path = time.monotonic_ns(), source.path
     with OnnxArtifactWriter(folder, is_brief=True) as writer:
         _write(writer, path)
         with working_apart(_opens(writer.model_path), is_limited=False) as session_bytes:
@@ -50,14 +49,14 @@ def make_stand_in(
         if files_stamp(path) != stamp:
             raise UnreadableModelError(f"{path.name} changed while it was read")
         manifest = Manifest(
-            key=key,
-            model_name=model_name,
+            key=source.key,
+            model_name=source.model_name,
             batched=graph.batched,
             inputs=inputs,
             outputs=outputs,
             layers=(whole_layer(),),
             arena_bytes=0,
-            target=target,
+            target=source.target,
             files={},  # the writer knows them
             engine=Engine.ONNXRUNTIME,
             fallback_reason=STAND_IN,

@@ -24,7 +24,7 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, add_dimension
 from gangway.artifact.format import Engine, Manifest
-from gangway.compiler.arguments import find_models
+from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.key import require_compiler
 from gangway.compiler.pipeline import CompileResult, compile_static
@@ -56,7 +56,7 @@ def _serve_orders(options: argparse.Namespace, report: Report) -> None:
     def progress(phase: str, done: int, total: int) -> None:
         report({"phase": phase, "done": done, "total": total})
 
-    compiled = compile_static(path, name, Cache(options.cache_dir), target, progress, dimensions)
+    compiled = compile_static(path, name, Cache(options.cache_dir), target, progress, CompileOptions(dimensions))
     require_compiler("other kernels are to be compiled")
     if compiled.manifest.engine is not Engine.NATIVE:
         raise ModelError(f"{name} is left to onnxruntime: {compiled.manifest.fallback_reason}")

@@ -181,11 +181,12 @@ def compile_kept(model_cache: Path) -> CompileKept:
     It takes the path, a name, the folder of that cache, and options of `compile_model`.
     """
     from gangway.artifact.cache import Cache
+    from gangway.compiler.arguments import CompileOptions
     from gangway.compiler.pipeline import compile_model
     from gangway.compiler.target import detect
 
     def compile_kept(path: Path, name: str, cache_dir: Path, **options: Any) -> "CompileResult":
-        compiled = compile_model(path, name, Cache(model_cache), detect(), lambda *_: None, **options)
+        compiled = compile_model(path, name, Cache(model_cache), detect(), lambda *_: None, CompileOptions(**options))
         own = cache_dir / compiled.folder.name
         if not own.exists():  # of an equal model
             shutil.copytree(compiled.folder, own)

@@ -101,7 +101,7 @@ def measure(tokens: int, core: int, rounds: int) -> Row:
         for side, apart in (("one kernel", False), ("apart", True)):
             path = Path(folder) / f"{side}.onnx"
             path.write_bytes(layer(tokens, apart))
-            compiled = compile_model(path, side, Cache(Path(folder) / "cache"), detect(None), lambda *_: None, {})
+            compiled = compile_model(path, side, Cache(Path(folder) / "cache"), detect(None), lambda *_: None)
             runners[side] = (ModelRunner(compiled.folder.parent, compiled.manifest, [core], 1), compiled.manifest)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1

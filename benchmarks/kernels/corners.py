@@ -139,7 +139,7 @@ def measure(name: str, case: Case, cores: Sequence[int], rounds: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(_model(case))
-        compiled = compile_model(path, name, Cache(Path(folder) / "cache"), detect(None), lambda *_: None, {})
+        compiled = compile_model(path, name, Cache(Path(folder) / "cache"), detect(None), lambda *_: None)
         manifest = compiled.manifest
         options = ort.SessionOptions()
         options.intra_op_num_threads = len(cores)

@@ -22,6 +22,7 @@ from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Engine, Manifest, MemorySpace, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import KERNELS_FOLDER
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import CompileResult, compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import read_frame
@@ -174,7 +175,8 @@ def compile_into(
 ) -> CompileResult:
     """Compile an ONNX file into the cache of a folder."""
     cache = Cache(folder / "cache")
-    return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
+    options = CompileOptions(dimensions or {})
+    return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, options)
 
 
 @pytest.fixture(scope="session")

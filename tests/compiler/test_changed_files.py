@@ -9,6 +9,7 @@ from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.instances import SizeSpan
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.errors import UnreadableModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.progress import COMPARISON_PHASE
@@ -33,5 +34,5 @@ def test_a_file_that_changes_is_not_kept(network: Any, tmp_path: Path, span: Siz
 
     cache = Cache(tmp_path / "cache")
     with pytest.raises(UnreadableModelError, match="changed while it was read"):
-        compile_model(path, "changed", cache, detect(), change, {"T": 4}, span=span)
+        compile_model(path, "changed", cache, detect(), change, CompileOptions({"T": 4}, span=span))
     assert not list((tmp_path / "cache").glob("*/manifest.json"))

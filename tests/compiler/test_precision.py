@@ -12,6 +12,7 @@ from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled
 from gangway.compiler.target import TARGETS, detect, extended, for_precision
@@ -79,7 +80,8 @@ def saved(tmp_path: Path, network: type[Any]) -> Path:
 
 
 def compile_low(path: Path, cache: Path, keep_fp32: tuple[str, ...] = ()) -> CompileResult:
-    return compile_model(path, "test", Cache(cache), detect(), lambda *_: None, precision="bf16", keep_fp32=keep_fp32)
+    options = CompileOptions(precision="bf16", keep_fp32=keep_fp32)
+    return compile_model(path, "test", Cache(cache), detect(), lambda *_: None, options)
 
 
 def low_layers(manifest: Manifest) -> list[str]:
@@ -191,15 +193,14 @@ def test_each_choice_is_an_artifact_of_its_own(saved: Path, tmp_path: Path) -> N
     assert full.manifest.precision == "fp32"
     assert not full.manifest.target.extensions
     assert compile_low(saved, cache.root).cached
-    found = find_compiled(saved, cache, target, "bf16", ("a.conv",))
+    found = find_compiled(saved, cache, target, CompileOptions(precision="bf16", keep_fp32=("a.conv",)))
     assert found is not None
     assert found.manifest.key == kept.manifest.key
 
 
 def test_a_machine_without_the_instructions_compiles_float32(saved: Path, tmp_path: Path) -> None:
-    compiled = compile_model(
-        saved, "test", Cache(tmp_path / "cache"), detect("avx2"), lambda *_: None, precision="bf16"
-    )
+    options = CompileOptions(precision="bf16")
+    compiled = compile_model(saved, "test", Cache(tmp_path / "cache"), detect("avx2"), lambda *_: None, options)
     assert compiled.manifest.precision == "fp32"
     assert compiled.manifest.key == model_key(saved, detect("avx2"))
 

@@ -13,6 +13,7 @@ from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.reader import ArtifactError, verify
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import CompileResult, compile_model
 from gangway.compiler.target import detect
 from tests.compiler.conftest import Array, Network, Runner
@@ -64,7 +65,7 @@ class Model:
         def progress(phase: str, done: int, total: int) -> None:
             totals.extend([total] * (phase == "kernels" and done == total))
 
-        found = compile_model(self.path, "sized", self.cache, detect(), progress, {"W": width})
+        found = compile_model(self.path, "sized", self.cache, detect(), progress, CompileOptions({"W": width}))
         self.compiled.append(totals[-1])
         return found
 

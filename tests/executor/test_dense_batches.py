@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.cache import Cache
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_precision
 from gangway.executor.launch import available_cores
@@ -72,7 +73,9 @@ def test_answers_match_onnxruntime(network: Path, loaded: tuple[GangRunner, Load
 @pytest.mark.skipif(not for_precision(detect(), "bf16").extensions, reason="this machine has no bfloat16")
 def test_rows_in_bfloat16_are_near_float32(network: Path, tmp_path: Path) -> None:
     """Workers are processes of their own, each of which must ask for tiles."""
-    compiled = compile_model(network, "dense", Cache(tmp_path), detect(), lambda *_: None, precision="bf16")
+    compiled = compile_model(
+        network, "dense", Cache(tmp_path), detect(), lambda *_: None, CompileOptions(precision="bf16")
+    )
     dense = [layer for layer in compiled.manifest.layers if layer.operator.startswith("Gemm")]
     assert ["bf16" in layer.versions[0].description for layer in dense] == [True] * 3
     assert all(layer.versions[0].batch for layer in dense)

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.artifact.tuning import Tuning, find_tuning
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
@@ -46,7 +47,8 @@ class Tuned:
 
     def compile(self) -> Manifest:
         """What serving gets."""
-        return compile_model(self.path, "small", Cache(self.cache_dir), detect(), lambda *_: None, SIZES).manifest
+        options = CompileOptions(SIZES)
+        return compile_model(self.path, "small", Cache(self.cache_dir), detect(), lambda *_: None, options).manifest
 
 
 def write_model(path: Path) -> Path:

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
 from gangway.clients.inputs import outputs_of
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
@@ -87,7 +88,7 @@ def repository(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: p
     for name in ("loop", "simple_identity", "bfloat16"):
         compile_model(folder / name / "1" / "model.onnx", name, cache, target, lambda *_: None)
     path = folder / "optional" / "1" / "model.onnx"
-    compile_model(path, "optional", cache, target, lambda *_: None, optional=("a", "b"))
+    compile_model(path, "optional", cache, target, lambda *_: None, CompileOptions(optional=("a", "b")))
     for name, (text, _) in HOSTILE.items():
         shutil.copytree(compiled_zoo.repository / "simple" / "1", folder / name / "1")
         (folder / name / "config.pbtxt").write_text(text)

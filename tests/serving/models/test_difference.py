@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from gangway.artifact.cache import Cache
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from testing.live_server import LiveServer, live_server
@@ -28,7 +29,7 @@ def served(
         path = save_rounded(repository / name / "1" / "model.onnx", sizes, rounds)
         each = [{}, {"T": 3}, {"T": 5}] if name in ("declared", "later") else [{}]
         for dimensions in each:  # in this process: one import of TVM for all
-            compile_model(path, name, Cache(model_cache), detect(), lambda *progress: None, dimensions)
+            compile_model(path, name, Cache(model_cache), detect(), lambda *_: None, CompileOptions(dimensions))
     (repository / "declared" / "config.pbtxt").write_text(
         'parameters { key: "gangway_buckets" value { string_value: "T=3" } }\n'
     )

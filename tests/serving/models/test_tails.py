@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
 from gangway.clients.inputs import outputs_of
+from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from testing.processes import cpu_ns
@@ -104,7 +105,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Itera
     ensemble_configs.write(repository, "both", ENSEMBLE)
     for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
         for sizes in ({}, {"N": 1}) if path.parts[-3] in ("open_detector", "numbered") else ({},):
-            compile_model(path, path.parts[-3], Cache(model_cache), detect(), lambda phase, done, total: None, sizes)
+            compile_model(path, path.parts[-3], Cache(model_cache), detect(), lambda *_: None, CompileOptions(sizes))
     flags = (f"--cache-dir={model_cache}", "--backend-config=default-max-batch-size=0")
     with serving(repository, *flags, kind=Checked) as served:
         yield served
