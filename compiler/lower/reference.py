@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,8 @@ from gangway.compiler.kernels.specs import Array
 
 CPU_S = 5
 WALL_S = 60
+BUSY_STATES = "RD"  # of threads in /proc: one computes, or waits for a core or a disk
+IDLE_LOOKS = 20  # at a process, within the time that it may be idle
 END_S = 10  # of a process that has closed its pipe
 TIMED_RUNS = 5
 TIMED_S = 0.1
@@ -28,7 +31,8 @@ Result = TypeVar("Result")
 def run_apart(work: Callable[[], Result], is_limited: bool = True) -> Result:
     """Return what `work` returns in a process of its own: a node may crash that, or take any time.
 
-    `is_limited`: it has 5 s of a core. Otherwise it has as much time as the process that waits for it.
+    `is_limited`: it has 5 s of a core, and may be idle for 60 s. Otherwise it has as much time as the process that
+    waits for it.
 
     Raises UnsupportedModelError if it takes longer or raises an exception, EndedApartError if it does not live so long.
     """
@@ -42,7 +46,8 @@ def working_apart(
 ) -> Iterator[Callable[[], Result]]:
     """Have a process work beside this one, as `run_apart` does; yield what waits for the result.
 
-    It ends with the block. Its time, `wall_s` if it is limited, counts from when its result is waited for.
+    It ends with the block. If it is limited, and idle for `wall_s` while its result is waited for, it does not end. A
+    process that waits for a core is not idle: how busy the machine is decides nothing.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work, os.getpid(), is_limited))
@@ -51,9 +56,8 @@ def working_apart(
 
     def result() -> Result:
         try:
-            answer: tuple[bool, Any] = (
-                ours.recv() if ours.poll(wall_s if is_limited else None) else (False, "it does not end")
-            )
+            ends = _ends(ours, process.pid or 0, wall_s) if is_limited else ours.poll(None)
+            answer: tuple[bool, Any] = ours.recv() if ends else (False, "it does not end")
         except EOFError:
             process.join(END_S)
             raise _ending(process.exitcode, is_limited) from None
@@ -68,6 +72,29 @@ def working_apart(
         process.kill()
         process.join()
         ours.close()
+
+
+def _ends(pipe: Any, pid: int, wall_s: float) -> bool:
+    """Wait for a process's answer, or its end; return False if it is idle for `wall_s` before."""
+    last, since_s = _spent_ticks(pid), time.monotonic()
+    while not pipe.poll(wall_s / IDLE_LOOKS):
+        spent, now_s = _spent_ticks(pid), time.monotonic()
+        if spent is None or spent != last:
+            last, since_s = spent, now_s
+        elif now_s - since_s >= wall_s:
+            return False
+    return True
+
+
+def _spent_ticks(pid: int) -> int | None:
+    """Return the ticks of a core that a process has used; None while a thread of it is busy, and after its end."""
+    try:
+        threads = [path.read_text().rpartition(") ")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:
+        return None
+    if any(state in BUSY_STATES for state, *_ in threads):
+        return None
+    return sum(int(ticks) for fields in threads for ticks in fields[11:13])  # in user and kernel mode
 
 
 def _ending(status: int | None, is_limited: bool) -> UnsupportedModelError:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -49,6 +50,18 @@ def test_results_and_exceptions_arrive() -> None:
 def test_what_never_ends_is_left() -> None:
     with working_apart(signal.pause, wall_s=0.1) as result, pytest.raises(UnsupportedModelError, match="does not end"):
         result()
+
+
+def test_what_computes_is_not_left_however_long_it_takes() -> None:
+    """A process that gets no core is as slow; what it may use of one is limited by the kernel."""
+
+    def spend() -> float:
+        while time.process_time() < 0.2:
+            pass
+        return time.process_time()
+
+    with working_apart(spend, wall_s=0.1) as result:
+        assert result() >= 0.2
 
 
 def test_garbage_of_this_process_is_collected_here_alone() -> None:
