@@ -8,6 +8,7 @@ A new kind of layer is one function with `@places(Spec)`.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ from gangway.compiler.place.memory import Buffer, PlacedLayer, PlacedMemory, cop
 from gangway.compiler.place.recurrent import place_recurrent
 from gangway.compiler.place.written import require_sizes
 
-Placing = Callable[[PlacedMemory, LoweredLayer], None]
+Placing = Callable[[PlacedMemory, LoweredLayer, Any], None]
 
 _placings: dict[type[LayerSpec], Placing] = {RecurrentSpec: place_recurrent}
 
@@ -102,7 +103,7 @@ def place(
 
 
 def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
-    """Register the decorated function for layers with these specs. It appends the layer."""
+    """Register the decorated function for layers with these specs: it takes the layer and its spec, and appends it."""
 
     def register(function: Placing) -> Placing:
         _placings.update(dict.fromkeys(kinds, function))
@@ -113,31 +114,28 @@ def places(*kinds: type[LayerSpec]) -> Callable[[Placing], Placing]:
 
 def _place_layer(memory: PlacedMemory, layer: LoweredLayer) -> None:
     """Append the steps of one layer. Raises UnsupportedModelError."""
-    _placings[type(layer.spec)](memory, layer)
+    _placings[type(layer.spec)](memory, layer, layer.spec)
 
 
 @places(GlobalPoolSpec)
-def _place_blocked(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    assert isinstance(layer.spec, KernelSpec)
-    memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
+def _place_blocked(memory: PlacedMemory, layer: LoweredLayer, spec: KernelSpec) -> None:
+    memory.append(layer, spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
 
 
 @places(PoolSpec, VolumePoolSpec)
-def _place_pool(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_pool(memory: PlacedMemory, layer: LoweredLayer, spec: PoolSpec | VolumePoolSpec) -> None:
     """Blocked, unless a plain tensor were packed for pooling alone."""
-    spec, name = layer.spec, layer.inputs[0]
-    assert isinstance(spec, PoolSpec | VolumePoolSpec)
+    name = layer.inputs[0]
     if memory.home(name).layout != "plain" or _is_read_blocked(memory.program, name):
-        _place_blocked(memory, layer)
+        _place_blocked(memory, layer, spec)
         return
     pool, depth = (spec, DepthWindow(1, 1)) if isinstance(spec, PoolSpec) else (spec.pool, spec.depth)
     memory.append(layer, PlainPoolSpec(pool, depth), (memory.plain(name),), "plain")
 
 
 @places(ConvSpec)
-def _place_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    spec, name = layer.spec, layer.inputs[0]
-    assert isinstance(spec, ConvSpec)
+def _place_conv(memory: PlacedMemory, layer: LoweredLayer, spec: ConvSpec) -> None:
+    name = layer.inputs[0]
     result = Geometry(spec.out_channels, *spec.output_size)
     if layer.channels_last:
         source, result = sequence(spec.in_channels, spec.width), sequence(spec.out_channels, spec.width)
@@ -161,9 +159,7 @@ def _place_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(PackedDenseSpec)
-def _place_packed(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    spec = layer.spec
-    assert isinstance(spec, PackedDenseSpec)
+def _place_packed(memory: PlacedMemory, layer: LoweredLayer, spec: PackedDenseSpec) -> None:
     source, result = sequence(spec.in_channels, spec.positions), sequence(spec.out_channels, spec.positions)
     x, *others = layer.inputs
     inputs = (memory.blocked(x, source), *(memory.blocked(other, result) for other in others))
@@ -171,18 +167,14 @@ def _place_packed(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(ConvTransposeSpec)
-def _place_conv_transpose(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    spec = layer.spec
-    assert isinstance(spec, ConvTransposeSpec)
+def _place_conv_transpose(memory: PlacedMemory, layer: LoweredLayer, spec: ConvTransposeSpec) -> None:
     x = memory.blocked(layer.inputs[0], haloed=max(spec.pads) > 0)
     memory.append(layer, spec, (x,), "blocked")
 
 
 @places(VolumeConvSpec)
-def _place_volume_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_volume_conv(memory: PlacedMemory, layer: LoweredLayer, spec: VolumeConvSpec) -> None:
     """Padding between slices is in a copy of the volume: what it costs is little beside a window over three axes."""
-    spec = layer.spec
-    assert isinstance(spec, VolumeConvSpec)
     conv, x = spec.conv, memory.blocked(layer.inputs[0])
     if any(conv.pads):
         pad = VolumePadSpec(conv.in_channels, spec.depth.length, conv.height, conv.width, conv.pads)
@@ -195,10 +187,9 @@ def _place_volume_conv(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(ResizeSpec)
-def _place_resize(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_resize(memory: PlacedMemory, layer: LoweredLayer, spec: ResizeSpec) -> None:
     """Blocked if convolutions read the result; else a plain tensor is made of a plain one, which packs no surplus."""
-    spec, name = layer.spec, layer.inputs[0]
-    assert isinstance(spec, ResizeSpec)
+    name = layer.inputs[0]
     image = geometry_of(memory.program.type(name))
     fits = image == Geometry(spec.channels, spec.height, spec.width) and image is not None and not image.is_vector
     wide = image is not None and (memory.home(name).is_blocked(image) or spec.channels >= memory.lanes)
@@ -222,14 +213,14 @@ def _is_read_blocked(program: Program, name: str) -> bool:
 
 
 @places(ElementwiseSpec)
-def _place_elementwise(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    spec, kind = layer.spec, memory.program.type(layer.output)
-    assert isinstance(spec, ElementwiseSpec)
-    if _place_on_sequence(memory, layer):
+def _place_elementwise(memory: PlacedMemory, layer: LoweredLayer, spec: ElementwiseSpec) -> None:
+    kind = memory.program.type(layer.output)
+    if _place_on_sequence(memory, layer, spec):
         return
     image = geometry_of(kind)
     if image is None or image.is_vector or not _wants_blocked(memory, layer, image):
-        _place_pointwise(memory, _as_pointwise(memory.program, layer))
+        pointwise = _as_pointwise(memory.program, layer, spec)
+        _place_pointwise(memory, pointwise, pointwise.spec)
         return
     inputs = tuple(_operand(memory, name, kind, _surplus(spec)) for name in layer.inputs)
     blocked = BlockedElementwiseSpec(
@@ -269,13 +260,12 @@ def _operand(memory: PlacedMemory, name: str, kind: TensorType, surplus: float) 
     return Buffer(found, "blocked", geometry_of(found), MemorySpace.WEIGHTS, constant=packed)
 
 
-def _place_on_sequence(memory: PlacedMemory, layer: LoweredLayer) -> bool:
+def _place_on_sequence(memory: PlacedMemory, layer: LoweredLayer, spec: ElementwiseSpec) -> bool:
     """Place an elementwise layer in blocked memory, if an operand is a blocked sequence; return whether that was done.
 
     The others are tensors of the same shape, or constants with one number per channel.
     """
-    spec, kind = layer.spec, memory.program.type(layer.output)
-    assert isinstance(spec, ElementwiseSpec)
+    kind = memory.program.type(layer.output)
     constants = memory.program.constants
     activations = [name for name in layer.inputs if name not in constants]
     found = [memory.home(name).image for name in activations if memory.home(name).layout == "blocked"]
@@ -325,19 +315,17 @@ def _packed(memory: PlacedMemory, value: Array, geometry: Geometry, surplus: flo
 
 
 @places(LayerNormSpec)
-def _place_layer_norm(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    assert isinstance(layer.spec, LayerNormSpec)
-    geometry = sequence(layer.spec.channels, layer.spec.positions)
-    memory.append(layer, layer.spec, (memory.blocked(layer.inputs[0], geometry),), "blocked", geometry)
+def _place_layer_norm(memory: PlacedMemory, layer: LoweredLayer, spec: LayerNormSpec) -> None:
+    geometry = sequence(spec.channels, spec.positions)
+    memory.append(layer, spec, (memory.blocked(layer.inputs[0], geometry),), "blocked", geometry)
 
 
 @places(Attention)
-def _place_attention(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_attention(memory: PlacedMemory, layer: LoweredLayer, attention: Attention) -> None:
     """Queries, keys and values are parts of whatever tensors they are channels of, or are read by their strides."""
-    assert isinstance(layer.spec, Attention)
-    spec = layer.spec.spec
+    spec = attention.spec
     parts = []
-    for index, (name, begin) in enumerate(zip(layer.inputs, layer.spec.begins, strict=False)):
+    for index, (name, begin) in enumerate(zip(layer.inputs, attention.begins, strict=False)):
         if spec.is_plain(index):
             parts.append(_numbers_from(memory.plain(name), begin))
             continue
@@ -346,7 +334,7 @@ def _place_attention(memory: PlacedMemory, layer: LoweredLayer) -> None:
         size = spec.value_channels if index == 2 else spec.head_size
         channels = (heads - 1) * (spec.strides[index] or (size,))[0] + size
         whole = sequence(math.prod(memory.kind(name).shape) // positions, positions)
-        buffer = memory.pixels(name) if layer.spec.images[index] else memory.blocked(name, whole)
+        buffer = memory.pixels(name) if attention.images[index] else memory.blocked(name, whole)
         parts.append(_channels(buffer, whole, begin, channels))
     inputs = (*parts, *(memory.plain(name) for name in layer.inputs[3:]))
     if spec.is_plain(3):
@@ -354,7 +342,7 @@ def _place_attention(memory: PlacedMemory, layer: LoweredLayer) -> None:
     else:
         result = sequence(spec.heads * spec.value_channels, spec.windows * spec.queries)
         memory.append(layer, spec, inputs, "blocked", result)
-        if layer.spec.images[3]:
+        if attention.images[3]:
             memory.join_pixels(layer.output)
 
 
@@ -375,10 +363,8 @@ def _channels(buffer: Buffer, whole: Geometry, begin: int, channels: int) -> Buf
     return Buffer(kind, "blocked", part, parent=buffer, skipped=begin)
 
 
-def _as_pointwise(program: Program, layer: LoweredLayer) -> LoweredLayer:
+def _as_pointwise(program: Program, layer: LoweredLayer, spec: ElementwiseSpec) -> LoweredLayer:
     """Return the layer of an `ElementwiseSpec` as one over plain tensors; constants are repeated by strides."""
-    spec = layer.spec
-    assert isinstance(spec, ElementwiseSpec)
     expression = Expression(program.type(layer.output).shape)
     values: list[Value | None] = []
     for name in layer.inputs:
@@ -400,10 +386,9 @@ def _as_pointwise(program: Program, layer: LoweredLayer) -> LoweredLayer:
 
 
 @places(PointwiseSpec, RemapSpec, ReduceSpec)
-def _place_pointwise(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_pointwise(memory: PlacedMemory, layer: LoweredLayer, spec: Any) -> None:
     """All operands plain."""
-    assert isinstance(layer.spec, KernelSpec)
-    memory.append(layer, layer.spec, tuple(_plain_operand(memory, name) for name in layer.inputs), "plain")
+    memory.append(layer, spec, tuple(_plain_operand(memory, name) for name in layer.inputs), "plain")
 
 
 def _plain_operand(memory: PlacedMemory, name: str) -> Buffer:
@@ -414,28 +399,13 @@ def _plain_operand(memory: PlacedMemory, name: str) -> Buffer:
     return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, MemorySpace.WEIGHTS, constant=value)
 
 
-@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec, GridSampleSpec, TreeSpec)
-def _place_plain(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    assert isinstance(layer.spec, KernelSpec)
-    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
-
-
-@places(GatherSpec)
-def _place_gather(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    assert isinstance(layer.spec, GatherSpec)
-    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
-
-
-@places(MatMulSpec)
-def _place_matmul(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    assert isinstance(layer.spec, MatMulSpec)
-    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
+@places(SoftmaxSpec, ScatterSpec, GatherSpec, GatherPlacesSpec, GridSampleSpec, MatMulSpec, TreeSpec)
+def _place_plain(memory: PlacedMemory, layer: LoweredLayer, spec: KernelSpec) -> None:
+    memory.append(layer, spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(TensorProgramSpec)
-def _place_tensor_program(memory: PlacedMemory, layer: LoweredLayer) -> None:
-    spec = layer.spec
-    assert isinstance(spec, TensorProgramSpec)
+def _place_tensor_program(memory: PlacedMemory, layer: LoweredLayer, spec: TensorProgramSpec) -> None:
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     scratch = (Buffer(TensorType((elements,), kind), "plain", None) for elements, kind in spec.scratch)
     inputs = tuple(memory.plain(name) for name in layer.inputs)
@@ -444,36 +414,32 @@ def _place_tensor_program(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(IslandSpec, TopSpec)
-def _place_several(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_several(memory: PlacedMemory, layer: LoweredLayer, spec: KernelSpec) -> None:
     """Plain tensors, several of them results."""
-    assert isinstance(layer.spec, KernelSpec)
     output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
     inputs = tuple(memory.plain(name) for name in layer.inputs)
-    memory.steps.append(PlacedLayer(layer.name, layer.operator, layer.spec, inputs, output, more=tuple(more)))
+    memory.steps.append(PlacedLayer(layer.name, layer.operator, spec, inputs, output, more=tuple(more)))
 
 
 @places(TailSpec)
-def _place_tail(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_tail(memory: PlacedMemory, layer: LoweredLayer, spec: TailSpec) -> None:
     """Its results are in no buffer: it tells how large they are when it has them."""
-    assert isinstance(layer.spec, TailSpec)
     inputs = tuple(memory.plain(name) for name in layer.inputs)
     nothing = Buffer(TensorType((0,), "uint8"), "plain", None, MemorySpace.OUTPUT)
-    memory.steps.append(PlacedLayer(layer.name, layer.operator, layer.spec, inputs, nothing))
+    memory.steps.append(PlacedLayer(layer.name, layer.operator, spec, inputs, nothing))
 
 
 @places(AdjacentPart)
-def _place_part(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_part(memory: PlacedMemory, layer: LoweredLayer, spec: AdjacentPart) -> None:
     """Nothing is moved."""
-    assert isinstance(layer.spec, AdjacentPart)
     kind, whole = memory.program.type(layer.output), memory.plain(layer.inputs[0])
-    memory.homes[layer.output] = Buffer(kind, "plain", geometry_of(kind), parent=whole, skipped=layer.spec.skipped)
+    memory.homes[layer.output] = Buffer(kind, "plain", geometry_of(kind), parent=whole, skipped=spec.skipped)
 
 
 @places(Transpose)
-def _place_transpose(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_transpose(memory: PlacedMemory, layer: LoweredLayer, moved: Transpose) -> None:
     """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
-    assert isinstance(layer.spec, Transpose)
-    (name,), order = layer.inputs, layer.spec.order
+    (name,), order = layer.inputs, moved.order
     home, kind, result = memory.home(name), memory.program.type(name), memory.program.type(layer.output)
     if order == (0, 2, 3, 1) and home.layout == "blocked" and home.image == geometry_of(kind) and not home.is_vector:
         assert home.image is not None
@@ -488,20 +454,17 @@ def _place_transpose(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(StridedCut)
-def _place_cut(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_cut(memory: PlacedMemory, layer: LoweredLayer, cut: StridedCut) -> None:
     """Copy the numbers that are needed."""
-    assert isinstance(layer.spec, StridedCut)
     (name,), kind = layer.inputs, memory.program.type(layer.output)
-    source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=layer.spec.offset)
-    spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, contiguous(kind.shape))
+    source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=cut.offset)
+    spec = CopySpec(datatype(name, kind), kind.shape, cut.strides, contiguous(kind.shape))
     memory.append(layer, spec, (source,), "plain")
 
 
 @places(Pick)
-def _place_pick(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_pick(memory: PlacedMemory, layer: LoweredLayer, pick: Pick) -> None:
     """Copy what is picked; of a blocked sequence one position, if its channels fill whole registers."""
-    pick = layer.spec
-    assert isinstance(pick, Pick)
     (name,), kind = layer.inputs, memory.program.type(layer.output)
     home, dtype = memory.home(name), datatype(name, kind)
     whole = sequence(pick.inner, pick.length)
@@ -516,13 +479,12 @@ def _place_pick(memory: PlacedMemory, layer: LoweredLayer) -> None:
 
 
 @places(Concat)
-def _place_concat(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def _place_concat(memory: PlacedMemory, layer: LoweredLayer, spec: Concat) -> None:
     """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
 
     Blocked images whose channels begin at whole registers stay blocked, all others become plain.
     """
-    assert isinstance(layer.spec, Concat)
-    axis, kind = layer.spec.axis, memory.program.type(layer.output)
+    axis, kind = spec.axis, memory.program.type(layer.output)
     constants = memory.program.constants
     kinds = [
         TensorType(constants[name].shape, kind.dtype) if name in constants else memory.program.type(name)

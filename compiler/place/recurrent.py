@@ -16,10 +16,8 @@ from gangway.compiler.place.memory import Buffer, PlacedLayer, PlacedMemory, ref
 MAX_LAYERS = 1024  # of both directions together
 
 
-def place_recurrent(memory: PlacedMemory, layer: LoweredLayer) -> None:
+def place_recurrent(memory: PlacedMemory, layer: LoweredLayer, spec: RecurrentSpec) -> None:
     """Append the steps of one recurrent layer."""
-    spec = layer.spec
-    assert isinstance(spec, RecurrentSpec)
     x, *others = layer.inputs
     products = memory.blocked(x, sequence(spec.channels, spec.steps * spec.sequences))
     states = [memory.plain(name) for name in others]

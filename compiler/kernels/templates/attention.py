@@ -76,17 +76,20 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         yield make_plan(spec, {"keys": keys}, tasks, text, moved, sums)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: AttentionSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: q, k, v, [biases,] y."""
-    return block_kernel(plan, target, symbol, QueryBlock)
+    return block_kernel(spec, plan, target, symbol, QueryBlock)
 
 
 def block_kernel(
-    plan: KernelPlan, target: TargetSpec, symbol: str, written_by: "type[QueryBlock]", functions: str = ""
+    spec: AttentionSpec,
+    plan: KernelPlan,
+    target: TargetSpec,
+    symbol: str,
+    written_by: "type[QueryBlock]",
+    functions: str = "",
 ) -> Any:
     """The kernel whose blocks of queries `written_by` writes."""
-    spec = plan.spec
-    assert isinstance(spec, AttentionSpec)
     width = QUERY_VECTORS * target.lanes
     queries = parts_of(spec.queries, (target.lanes, width))
     blocks = -(-spec.queries // width)

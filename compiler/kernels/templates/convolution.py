@@ -320,10 +320,9 @@ def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: i
     return end
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    assert isinstance(plan.spec, ConvSpec)
-    geometry = ConvolutionGeometry(plan.spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
     tasks = planned_tasks(plan, geometry.groups, cut.bands)
 
@@ -362,10 +361,9 @@ def _tile_rows(geometry: ConvolutionGeometry) -> int:
     return min(TILE_ROWS, geometry.tile_pixels)
 
 
-def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
-    assert isinstance(plan.spec, ConvSpec)
-    geometry = ConvolutionGeometry(plan.spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     arguments = geometry.arguments(geometry.weights, plan.rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

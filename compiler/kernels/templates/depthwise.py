@@ -132,10 +132,8 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     return np.ascontiguousarray(blocked).ravel(), np.pad(raw["bias"].astype(np.float32), surplus)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    spec = plan.spec
-    assert isinstance(spec, ConvSpec)
     lanes = target.lanes
     x_image, residual_image, y_image = _images(spec, target)
     cut = cut_rows(y_image.height, y_image.width, knob(plan, "tile_pixels"))
@@ -277,14 +275,14 @@ def pair_pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> P
     return (*convolution.pack(spec.conv, target, raw), *pack(spec.depthwise, target, second))
 
 
-def pair_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def pair_emit(spec: ConvDepthwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
-    assert isinstance(plan.spec, ConvDepthwiseSpec)
-    first = DepthwiseWork(plan.spec, target).geometry
-    return pair_kernel(plan, target, symbol, Lines, first.weights)
+    first = DepthwiseWork(spec, target).geometry
+    return pair_kernel(spec, plan, target, symbol, Lines, first.weights)
 
 
 def pair_kernel(
+    spec: ConvDepthwiseSpec,
     plan: KernelPlan,
     target: TargetSpec,
     symbol: str,
@@ -293,18 +291,17 @@ def pair_kernel(
     functions: str = "",
 ) -> Any:
     """The kernel whose tasks `lines` writes, with these `weights` of the first convolution."""
-    assert isinstance(plan.spec, ConvDepthwiseSpec)
-    work = DepthwiseWork(plan.spec, target)
+    work = DepthwiseWork(spec, target)
     first, lanes = work.geometry, target.lanes
     tasks = Tasks(first.groups, work.output.height, knob(plan, "groups"), knob(plan, "lines"), pixels_first=False)
-    kernel_size = plan.spec.depthwise.kernel[0] * plan.spec.depthwise.kernel[1]
+    kernel_size = spec.depthwise.kernel[0] * spec.depthwise.kernel[1]
     arguments = [
-        bf16.stored_argument("x", first.input.elements, plan.spec.conv.input_layout),
+        bf16.stored_argument("x", first.input.elements, spec.conv.input_layout),
         weights,
         Argument("bias", first.output.blocks * lanes),
         Argument("depthwise_weights", first.output.blocks * lanes * kernel_size),
         Argument("depthwise_bias", first.output.blocks * lanes),
-        bf16.stored_argument("y", work.output.elements, plan.spec.depthwise.output_layout),
+        bf16.stored_argument("y", work.output.elements, spec.depthwise.output_layout),
     ]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

@@ -143,10 +143,8 @@ def _result(spec: PointwiseSpec) -> str:
     return spec.program[-1].dtype if spec.program else spec.operands[0].dtype
 
 
-def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def pointwise_emit(spec: PointwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: operands, y."""
-    spec = plan.spec
-    assert isinstance(spec, PointwiseSpec)
     loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
     parts = -(-loops.length // part)
     lanes = vector_lanes(target.lanes, loops.length)
@@ -297,10 +295,8 @@ def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
     return [*inputs, Image(spec.channels, spec.height, spec.width, spec.output_halo, lanes)]
 
 
-def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def blocked_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: an input, limits if there are any, perhaps another input, y."""
-    spec = plan.spec
-    assert isinstance(spec, BlockedElementwiseSpec)
     lanes, quantises = target.lanes, spec.activation.name == "quantise"
     *x_images, y_image = _images(spec, target)
     tasks = planned_tasks(plan, y_image.blocks, y_image.height)

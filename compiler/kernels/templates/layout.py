@@ -76,10 +76,9 @@ def _image(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Image:
     )
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: PackSpec | UnpackSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    assert isinstance(plan.spec, PackSpec | UnpackSpec)
-    spec = _with_longer_lines(plan.spec, target)
+    spec = _with_longer_lines(spec, target)
     image = _image(spec, target)
     tasks = planned_tasks(plan, image.blocks, image.height)
 
@@ -209,10 +208,8 @@ def sequence_candidates(spec: SequencePackSpec, target: TargetSpec) -> Iterator[
     yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), POSITIONS)
 
 
-def sequence_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def sequence_emit(spec: SequencePackSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, SequencePackSpec)
     image, cut = _blocked(spec, target), cut_line(spec.positions, POSITIONS)
     tasks = Tasks(cut.bands, image.blocks, knob(plan, "bands"), knob(plan, "blocks"), pixels_first=False)
 

@@ -226,10 +226,8 @@ def _plan(layout: MatmulLayout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
     return make_plan(layout.spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: MatMulSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, b, y."""
-    spec = plan.spec
-    assert isinstance(spec, MatMulSpec)
     layout = MatmulLayout(spec, target)
     planes = layout.batches * layout.panels
     tasks = Tasks(planes, layout.cut.bands, knob(plan, "panels"), knob(plan, "bands"), knob(plan, "pixels_first"))

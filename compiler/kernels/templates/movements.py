@@ -77,10 +77,8 @@ def _axes(spec: CopySpec) -> list[Axis]:
     return axes or [(1, 1, 1)]
 
 
-def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def copy_emit(spec: CopySpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, CopySpec)
     *outer, (length, source_step, into_step) = _axes(spec)
     per_task, lanes = knob(plan, "lines"), target.lanes
     lines = math.prod(axis[0] for axis in outer)
@@ -124,10 +122,8 @@ def zeros_candidates(spec: ZerosSpec, target: TargetSpec) -> Iterator[KernelPlan
     yield make_plan(spec, {}, 1, "zeros for other sizes", 0, 1)
 
 
-def zeros_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def zeros_emit(spec: ZerosSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: stamp, zeros."""
-    spec = plan.spec
-    assert isinstance(spec, ZerosSpec)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         stamp, zeros = buffers
@@ -150,10 +146,8 @@ def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan
     yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"remap {kinds} {per_task} lines", moved, 1)
 
 
-def remap_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def remap_emit(spec: RemapSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, table, y."""
-    spec = plan.spec
-    assert isinstance(spec, RemapSpec)
     per_task, lines = knob(plan, "lines"), math.prod(spec.outer)
     begins = [0, *accumulate(spec.outer)]
     places = [0, *accumulate(segment.length for segment in spec.line)]
@@ -245,10 +239,8 @@ def gather_candidates(spec: GatherSpec, target: TargetSpec) -> Iterator[KernelPl
     yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"gather {per_task} lines", moved, 1)
 
 
-def gather_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def gather_emit(spec: GatherSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: data, indices, y."""
-    spec = plan.spec
-    assert isinstance(spec, GatherSpec)
     per_task, lines = knob(plan, "lines"), spec.outer * spec.count
     lanes = target.lanes * FLOAT_BYTES // spec.item_bytes
 
@@ -293,10 +285,8 @@ def gather_places_candidates(spec: GatherPlacesSpec, target: TargetSpec) -> Iter
     yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), text, moved, 1)
 
 
-def gather_places_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def gather_places_emit(spec: GatherPlacesSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: data, indices, y, refused."""
-    spec = plan.spec
-    assert isinstance(spec, GatherPlacesSpec)
     per_task, lines, length = knob(plan, "lines"), math.prod(spec.shape[:-1]), spec.shape[-1]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -343,10 +333,8 @@ def scatter_candidates(spec: ScatterSpec, target: TargetSpec) -> Iterator[Kernel
     yield make_plan(spec, {}, 1, f"scatter {spec.reduction} {math.prod(spec.shape)} numbers", 0, 1)
 
 
-def scatter_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def scatter_emit(spec: ScatterSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: data, indices, updates, y."""
-    spec = plan.spec
-    assert isinstance(spec, ScatterSpec)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         data, indices, updates, y, refused = buffers

@@ -76,10 +76,8 @@ def softmax_candidates(spec: SoftmaxSpec, target: TargetSpec) -> Iterator[Kernel
     yield make_plan(spec, {"pieces": count}, -(-total // count), f"{name} {count}x{lines} lines", moved, 1)
 
 
-def softmax_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def softmax_emit(spec: SoftmaxSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, SoftmaxSpec)
     (pieces, lines), count = _widths(spec, target), knob(plan, "pieces")
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -210,10 +208,8 @@ def layer_norm_pack(spec: LayerNormSpec, target: TargetSpec, raw: RawWeights) ->
     return tuple(np.pad(raw[name].astype(np.float32).ravel(), surplus) for name in ("scale", "shift"))
 
 
-def layer_norm_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def layer_norm_emit(spec: LayerNormSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, scale, shift, y."""
-    spec = plan.spec
-    assert isinstance(spec, LayerNormSpec)
     image, cut = _image(spec, target), _cut(spec, target)
     tasks = Tasks(cut.bands, 1, knob(plan, "bands"), 1, pixels_first=False)
 

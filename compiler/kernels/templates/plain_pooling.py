@@ -56,10 +56,8 @@ def _line_elements(spec: PlainPoolSpec, target: TargetSpec) -> int:
     return -(-(used + target.lanes * stride) // target.lanes) * target.lanes
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: PlainPoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, PlainPoolSpec)
     tasks = planned_tasks(plan, spec.pool.channels, spec.output_lines)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

@@ -151,16 +151,14 @@ def _segments(window: PoolingAxis, width: int) -> list[TileSegment]:
     return [TileSegment(column, 1, 1) for column in border] + [tile.moved(first) for tile in inner]
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: PoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    assert isinstance(plan.spec, PoolSpec)
-    return _emit(plan, plan.spec, DepthWindow(1, 1), target, symbol)
+    return _emit(plan, spec, DepthWindow(1, 1), target, symbol)
 
 
-def volume_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def volume_emit(spec: VolumePoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    assert isinstance(plan.spec, VolumePoolSpec)
-    return _emit(plan, plan.spec.pool, plan.spec.depth, target, symbol)
+    return _emit(plan, spec.pool, spec.depth, target, symbol)
 
 
 def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSpec, symbol: str) -> Any:
@@ -241,10 +239,8 @@ def _image(spec: GlobalPoolSpec, target: TargetSpec) -> Image:
     return Image(spec.channels, spec.height, spec.width, spec.input_halo, target.lanes)
 
 
-def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, GlobalPoolSpec)
     image, lanes = _image(spec, target), target.lanes
     tasks = Tasks(image.blocks, 1, knob(plan, "groups"), 1, pixels_first=False)
     sums_count = min(SUMS, image.width)

@@ -235,10 +235,8 @@ def _tiled(layout: RecurrentLayout, values: Array, columns: int) -> list[Array]:
     return parts
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: RecurrentSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: see `RecurrentSpec`."""
-    spec = plan.spec
-    assert isinstance(spec, RecurrentSpec)
     layout = RecurrentLayout(spec, target)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -274,10 +272,8 @@ def batch_plan(spec: RecurrentSpec, target: TargetSpec) -> BatchPlan | None:
     return BatchPlan(spec, rows, layout.tasks.count, f"recurrent {rows} rows")
 
 
-def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+def batch_emit(spec: RecurrentSpec, plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: those of one row, batch; see `artifact.format.BatchKernel`."""
-    spec = plan.spec
-    assert isinstance(spec, RecurrentSpec)
     layout = RecurrentLayout(spec, target)
     arguments = [Argument(item.name, item.elements * plan.rows, item.dtype) for item in layout.arguments]
 

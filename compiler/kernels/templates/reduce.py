@@ -86,10 +86,8 @@ def candidates(spec: ReduceSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield make_plan(spec, {"lines": per_task, "part": part}, tasks, text, moved, 1)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ReduceSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, ReduceSpec)
     loops, per_task, part = _loops(spec), knob(plan, "lines"), knob(plan, "part")
     lines = math.prod(axis.length for axis in loops.kept)
     parts = -(-loops.inner_kept // part)

@@ -66,7 +66,7 @@ class _Batch:
     """Code for several rows of one kind of spec: the plan, if there is one; its kernel."""
 
     plan: Callable[[Any, TargetSpec], BatchPlan | None]
-    emit: Callable[[BatchPlan, TargetSpec, str], Any]
+    emit: Callable[[Any, BatchPlan, TargetSpec, str], Any]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Template:
     """Code for one kind of spec: all plans, the default first; the kernel of a plan; its constant arguments."""
 
     candidates: Callable[[Any, TargetSpec], Iterator[KernelPlan]]
-    emit: Callable[[KernelPlan, TargetSpec, str], Any]
+    emit: Callable[[Any, KernelPlan, TargetSpec, str], Any]
     pack: Pack = _no_weights
     batch: _Batch | None = None
     serves: Callable[[Any, TargetSpec], object] = lambda spec, target: True  # which specs of its kind
@@ -84,7 +84,7 @@ def _call(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield make_plan(spec, {}, 1, "onnxruntime", 0, 1)
 
 
-def _no_kernel(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def _no_kernel(spec: KernelSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     raise UnsupportedSpecError("an island has no kernel")
 
 
@@ -273,5 +273,5 @@ def emit_as(spec: KernelSpec, plan: KernelPlan | BatchPlan, target: TargetSpec, 
     template = _template(spec, target)
     if isinstance(plan, BatchPlan):
         assert template.batch is not None  # it has made the plan
-        return template.batch.emit(plan, target, symbol)
-    return template.emit(plan, target, symbol)
+        return template.batch.emit(plan.spec, plan, target, symbol)
+    return template.emit(plan.spec, plan, target, symbol)

@@ -68,10 +68,8 @@ def pack(spec: ResizeSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights
     )
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ResizeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, places, weights, y."""
-    spec = plan.spec
-    assert isinstance(spec, ResizeSpec)
     x_image, y_image = _images(spec, target)
     bands = -(-y_image.height // BAND_ROWS)
     tasks = planned_tasks(plan, y_image.blocks, bands)

@@ -55,10 +55,8 @@ def pack(spec: TensorProgramSpec, target: TargetSpec, raw: RawWeights) -> Packed
     return tuple(raw[str(index)] for index in range(len(raw)))
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: TensorProgramSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Raises UnsupportedSpecError for statements that no plain C function can have."""
-    spec = plan.spec
-    assert isinstance(spec, TensorProgramSpec)
     module = tvm.ir.transform.Sequential(_LOOPS)(tvm.IRModule({"main": tvm.ir.load_json(spec.function)}))
     function = module["main"]
     tensors = [function.params[index] for index in spec.order]

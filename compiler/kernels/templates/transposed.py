@@ -86,10 +86,8 @@ def pack(spec: ConvTransposeSpec, target: TargetSpec, raw: RawWeights) -> Packed
     return pack_for(_phases(spec, target), {"weights": weights.reshape(-1, spec.in_channels, *spec.taps), "bias": bias})
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvTransposeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, y."""
-    spec = plan.spec
-    assert isinstance(spec, ConvTransposeSpec)
     geometry = _phases(spec, target)
     cut = geometry.cut(knob(plan, "tile_pixels"))
     tasks = planned_tasks(plan, geometry.groups, cut.bands)

@@ -125,10 +125,8 @@ def pack(spec: VolumeConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWei
     return np.concatenate(parts), found[0][1]
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: VolumeConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, y."""
-    spec = plan.spec
-    assert isinstance(spec, VolumeConvSpec)
     geometry = _Volume(spec.conv, target, spec.depth)
     cut = geometry.cut(geometry.tile_pixels)
     tasks = planned_tasks(plan, geometry.groups, cut.bands * spec.depth.output)
@@ -210,10 +208,8 @@ def _pad_images(spec: VolumePadSpec, target: TargetSpec) -> tuple[Image, Image]:
     )
 
 
-def pad_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def pad_emit(spec: VolumePadSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, VolumePadSpec)
     source, result = _pad_images(spec, target)
     tasks = planned_tasks(plan, result.blocks, result.height)
     height, lanes, (top, left, _, right) = spec.padded[0], target.lanes, spec.pads

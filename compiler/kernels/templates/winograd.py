@@ -299,10 +299,9 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % lanes))
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    assert isinstance(plan.spec, ConvSpec)
-    geometry = ConvolutionGeometry(plan.spec, target)
+    geometry = ConvolutionGeometry(spec, target)
     work = WinogradWork(geometry, Scheme(knob(plan, "outputs")))
     tasks = Tasks(
         geometry.groups, work.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
@@ -311,7 +310,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         Argument("x", geometry.input.elements),
         Argument("weights", work.weight_elements),
         Argument("bias", geometry.output.blocks * target.lanes),
-        *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
+        *([Argument("residual", geometry.residual.elements)] if spec.residual else []),
         Argument("y", geometry.output.elements),
     ]
 
@@ -394,10 +393,9 @@ def _join(spec: ConvSpec, target: TargetSpec) -> tuple[WinogradWork, Tasks] | No
     return work, next((tasks for tasks in cuts if work.task_us(tasks) <= TASK_US), cuts[-1])
 
 
-def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
-    assert isinstance(plan.spec, ConvSpec)
-    joined = _join(plan.spec, target)
+    joined = _join(spec, target)
     assert joined is not None  # it has been planned
     work, tasks = joined
     geometry, rows = work.geometry, work.rows

@@ -71,9 +71,9 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         yield KernelPlan(spec, plan.knobs, plan.tasks, text, plan.blocking_bytes, plan.parallelism)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: AttentionSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: q, k, v, [biases,] y."""
-    return attention.block_kernel(plan, target, symbol, _TileBlock, bf16.functions(target))
+    return attention.block_kernel(spec, plan, target, symbol, _TileBlock, bf16.functions(target))
 
 
 class _TileBlock(QueryBlock):

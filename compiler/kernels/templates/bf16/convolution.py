@@ -123,10 +123,8 @@ def _words(work: Bf16Work, weights: np.ndarray[Any, np.dtype[np.uint16]]) -> np.
     return padded.reshape(outputs, work.planes, WORDS, 2, rows, columns).transpose(1, 4, 5, 2, 0, 3)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    spec = plan.spec
-    assert isinstance(spec, ConvSpec)
     work = Bf16Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     g = work.geometry
     writer = partial(Tiles if work.tiled else Vectors, work)

@@ -62,10 +62,9 @@ def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
     return BatchPlan(spec, rows, plain.tasks, text)
 
 
-def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y, batch; see `artifact.format.BatchKernel`."""
-    assert isinstance(plan.spec, ConvSpec)
-    work = works(plan.spec, target)[0]
+    work = works(spec, target)[0]
     g, rows = work.geometry, plan.rows
     arguments = g.arguments(work.weights, rows)
 

@@ -48,13 +48,12 @@ def pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> Packed
     return (*convolution.pack(spec.conv, target, raw), *depthwise.pack(spec.depthwise, target, second))
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvDepthwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, depthwise weights, depthwise bias, y."""
-    assert isinstance(plan.spec, ConvDepthwiseSpec)
-    conv = plan.spec.conv
+    conv = spec.conv
     weights = Bf16Work(conv, target, 1, conv.output_size[1]).weights
     lines = _TileLines if bf16.has_tiles(target) else _VectorLines
-    return depthwise.pair_kernel(plan, target, symbol, lines, weights, bf16.functions(target))
+    return depthwise.pair_kernel(spec, plan, target, symbol, lines, weights, bf16.functions(target))
 
 
 class _VectorLines(depthwise.Lines):

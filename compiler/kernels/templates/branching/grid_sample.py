@@ -48,10 +48,8 @@ def candidates(spec: GridSampleSpec, target: TargetSpec) -> Iterator[KernelPlan]
     yield make_plan(spec, {"points": points}, tasks, f"{points} points, {spec.channels} channels", moved, 4)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: GridSampleSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, grid, y."""
-    spec = plan.spec
-    assert isinstance(spec, GridSampleSpec)
     per_task, pixels = knob(plan, "points"), spec.height * spec.width
     parts, lanes = -(-spec.points // per_task), target.lanes
 

@@ -47,10 +47,8 @@ def candidates(spec: TopSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield make_plan(spec, {"rows": rows}, -(-spec.rows // rows), text, moved, 1)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: TopSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, places, y."""
-    spec = plan.spec
-    assert isinstance(spec, TopSpec)
     per_task, count = knob(plan, "rows"), spec.count
     lanes = vector_lanes(target.lanes * FLOAT_BYTES // np.dtype(spec.dtype).itemsize, spec.columns)
 

@@ -78,10 +78,8 @@ def _leaf_count(spec: TreeSpec) -> int:
     return spec.leaves + 1
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: TreeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, thresholds, links, roots, weights, targets, y."""
-    spec = plan.spec
-    assert isinstance(spec, TreeSpec)
     per_task, per_group = knob(plan, "rows"), _per_group(spec)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

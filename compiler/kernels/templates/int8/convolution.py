@@ -64,10 +64,8 @@ Step = Callable[[Expr, Expr, int], None]
 """Of an offset in the source, an offset in the weights, and how many words have weights."""
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `ConvSpec` has those of integers."""
-    spec = plan.spec
-    assert isinstance(spec, ConvSpec)
     work = Int8Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
     writer = partial(_Tiles if work.tiled else _Vectors, work)
     return band_kernel(plan, symbol, (work.groups, work.bands), writer, _arguments(work), int8.functions(target))

@@ -71,10 +71,8 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     return np.ascontiguousarray(packed), bias, multiplier, raw["zero"]
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `ConvSpec` has those of integers."""
-    spec = plan.spec
-    assert isinstance(spec, ConvSpec)
     x_image, y_image = _images(spec, target)
     tasks = planned_tasks(plan, x_image.blocks, y_image.height)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes

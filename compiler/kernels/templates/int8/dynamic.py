@@ -44,10 +44,8 @@ def range_candidates(spec: Int8RangeSpec, target: TargetSpec) -> Iterator[Kernel
     yield make_plan(spec, {}, spec.parts, f"int8 range of {spec.parts} parts", moved // spec.parts, VECTORS)
 
 
-def range_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def range_emit(spec: Int8RangeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, Int8RangeSpec)
     lanes = target.lanes
     image = Image(spec.channels, spec.height, spec.width, spec.input_halo, 1 if spec.plain else lanes)
 
@@ -123,10 +121,8 @@ def factors_candidates(spec: Int8FactorsSpec, target: TargetSpec) -> Iterator[Ke
     yield make_plan(spec, {}, 1, "int8 factors", 0, 1)
 
 
-def factors_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def factors_emit(spec: Int8FactorsSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, Int8FactorsSpec)
     zero, steps = tirx.const(0.0, "float32"), tirx.const(STEPS, "float32")
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -158,10 +154,8 @@ def quantise_candidates(spec: Int8QuantiseSpec, target: TargetSpec) -> Iterator[
     )
 
 
-def quantise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def quantise_emit(spec: Int8QuantiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
-    spec = plan.spec
-    assert isinstance(spec, Int8QuantiseSpec)
     lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
     x_image = Image(spec.channels, spec.height, spec.width, spec.input_halo, lanes)
     image = Image(spec.channels, spec.height, spec.width, spec.output_halo, BYTES_CHANNELS)

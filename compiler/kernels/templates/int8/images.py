@@ -92,10 +92,8 @@ def elementwise_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> 
     yield _planned(spec, f"int8 {spec.operator} {spec.activation.name}", image, image.elements * sum(sizes), target)
 
 
-def elementwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def elementwise_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, factors, [b,] y."""
-    spec = plan.spec
-    assert isinstance(spec, BlockedElementwiseSpec)
     lanes, blocks = target.lanes, BYTES_CHANNELS // target.lanes
     images = [
         _operand_image(spec, layout, vector, halo, lanes)
@@ -179,10 +177,8 @@ def pool_candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield _planned(spec, "int8 max pool", image, moved, target)
 
 
-def pool_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def pool_emit(spec: PoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    spec = plan.spec
-    assert isinstance(spec, PoolSpec)
     x_image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     y_image = _bytes_image(spec.channels, *spec.output_size, spec.output_halo)
     tasks = planned_tasks(plan, y_image.blocks, y_image.height)
@@ -225,10 +221,8 @@ def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[Kern
     yield _planned(spec, "int8 global average", image, image.elements * spec.height * spec.width, target)
 
 
-def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
-    spec = plan.spec
-    assert isinstance(spec, GlobalPoolSpec)
     image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     lanes, plane_blocks = target.lanes, BYTES_CHANNELS // target.lanes
     blocks = -(-spec.channels // lanes)
@@ -285,10 +279,8 @@ def pack_candidates(spec: PackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     yield _planned(spec, "int8 pack", image, 4 * spec.channels * spec.height * spec.width + 4 * image.elements, target)
 
 
-def pack_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def pack_emit(spec: PackSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, factors, y."""
-    spec = plan.spec
-    assert isinstance(spec, PackSpec)
     image, pixels = _pack_image(spec), spec.layout == "pixels"
     vector = spec.height == spec.width == 1 and not spec.output_halo and not pixels
     tasks = planned_tasks(plan, image.blocks, image.height + 2 * image.halo)
@@ -368,10 +360,8 @@ def table_pack(spec: Int8TableSpec, target: TargetSpec, raw: RawWeights) -> Pack
     return (raw["table"],)
 
 
-def table_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def table_emit(spec: Int8TableSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, table, y."""
-    spec = plan.spec
-    assert isinstance(spec, Int8TableSpec)
     x_image = _bytes_image(spec.channels, spec.height, spec.width, spec.input_halo)
     y_image = _bytes_image(spec.channels, spec.height, spec.width, spec.output_halo)
     tasks = planned_tasks(plan, y_image.blocks, y_image.height)
@@ -418,10 +408,8 @@ def halo_pack(spec: Int8HaloSpec, target: TargetSpec, raw: RawWeights) -> Packed
     return (raw["zero"],)
 
 
-def halo_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def halo_emit(spec: Int8HaloSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: y, zero."""
-    spec = plan.spec
-    assert isinstance(spec, Int8HaloSpec)
     image = _bytes_image(spec.channels, spec.height, spec.width, spec.output_halo)
     padded, halo = image.width + 2 * image.halo, image.halo
 

@@ -159,10 +159,8 @@ def candidates(spec: PackedDenseSpec, target: TargetSpec) -> Iterator[KernelPlan
     yield make_plan(spec, knobs, tasks.count, text, moved, min(spec.positions, g.tile_rows) * g.group_blocks)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(spec: PackedDenseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `PackedDenseSpec` has them."""
-    spec = plan.spec
-    assert isinstance(spec, PackedDenseSpec)
     g, parts, size = PackedGeometry(spec, target), knob(plan, "parts"), knob(plan, "groups")
     rows = balanced_sizes([spec.positions], g.tile_rows)
 
@@ -196,10 +194,8 @@ def batch_plan(spec: PackedDenseSpec, target: TargetSpec) -> BatchPlan | None:
     return BatchPlan(spec, rows, g.groups, f"dense int{spec.bits} {rows} rows")
 
 
-def batch_emit(plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
+def batch_emit(spec: PackedDenseSpec, plan: BatchPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `PackedDenseSpec` has them, and batch; see `artifact.format.BatchKernel`."""
-    spec = plan.spec
-    assert isinstance(spec, PackedDenseSpec)
     g, arguments = PackedGeometry(spec, target), PackedGeometry(spec, target).arguments(plan.rows)
     few = list(range(1, min(DIRECT_ROWS, g.tile_rows) + 1))
     sizes = balanced_sizes(range(few[-1] + 1, plan.rows + 1), g.tile_rows)
