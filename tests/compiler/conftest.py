@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from gangway.artifact.cache import Cache
@@ -29,6 +29,7 @@ from gangway.executor.frames import read_frame
 from gangway.executor.island import Island, Tail
 from gangway.python_backend.elements import split_texts
 from tests.conftest import kept_folder
+from tests.helpers.onnx_models import make_model, value_info
 
 Array = npt.NDArray[Any]
 GUARD_BYTES = 4096
@@ -157,16 +158,13 @@ class Network:
     def save(self, path: Path, **options: Any) -> Path:
         """Write the model, unchecked: tests also want wrong ones."""
         result = self.datatype if self.output_datatype is None else self.output_datatype
-        graph = helper.make_graph(
-            self.nodes,
-            "test",
-            [helper.make_tensor_value_info(name, self.datatype, shape) for name, shape in self.inputs.items()],
-            [helper.make_tensor_value_info(name, result, shape) for name, shape in self.outputs.items()],
-            [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
+        kinds = (
+            {name: (kind, dims) for name, dims in side.items()}
+            for kind, side in ((self.datatype, self.inputs), (result, self.outputs))
         )
-        opsets = {**{item.domain: 1 for item in self.nodes}, "": self.opset}
-        imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=self.ir_version), path, **options)
+        domains = {item.domain: 1 for item in self.nodes if item.domain}
+        model = make_model(self.nodes, *kinds, self.constants, self.opset, self.ir_version, domains)
+        onnx.save(model, path, **options)
         return path
 
 
@@ -245,20 +243,12 @@ def same(tmp_path: Path, compile_file: Any, load_artifact: Any) -> Callable[...,
     ) -> list[str]:
         read = {name for item in nodes for name in item.input}
         outputs = [name for item in nodes for name in item.output if name not in read]
-        inputs = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-            for name, value in feeds.items()
-        ]
-        unknown = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
-        tensors = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
-        graph = helper.make_graph(nodes, "test", inputs, unknown, tensors)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        model = make_model(nodes, feeds, dict.fromkeys(outputs, ...), constants, opset, ir_version=10)
         with np.errstate(all="ignore"):
             found: Any = ReferenceEvaluator(model).run(None, feeds)
         wanted = [np.asarray(value) for value in found]
         for output, value in zip(model.graph.output, wanted, strict=True):
-            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-            output.CopyFrom(helper.make_tensor_value_info(output.name, kind, value.shape))
+            output.CopyFrom(value_info(output.name, value))
         path = tmp_path / "model.onnx"
         onnx.save(model, path)
         compiled = compile_file(path)

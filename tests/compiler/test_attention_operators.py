@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine
+from tests.helpers.onnx_models import save_model
 
 Array = Any
 Compare = Callable[..., list[str]]
@@ -58,16 +59,9 @@ def compare(tmp_path: Path, compile_file: Any, load_artifact: Any) -> Compare:
         used = {name for item in nodes for name in item.input}
         outputs = [name for item in nodes for name in item.output if name and name not in used]
         inputs = {name: KINDS[name] for name in KINDS if name in used}
-        graph = helper.make_graph(
-            nodes,
-            "attention",
-            [helper.make_tensor_value_info(name, kind, dims) for name, (dims, kind) in inputs.items()],
-            [helper.make_empty_tensor_value_info(name) for name in outputs],
-            [numpy_helper.from_array(value, name) for name, value in constants.items()],
-        )
-        imports = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
-        path = tmp_path / "model.onnx"
-        path.write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString())
+        kinds = {name: (kind, dims) for name, (dims, kind) in inputs.items()}, dict.fromkeys(outputs, ...)
+        domains, path = {domain: 1} if domain else {}, tmp_path / "model.onnx"
+        save_model(path, nodes, *kinds, constants, opset, ir_version=10, domains=domains)
         compiled = compile_file(path, target)
         assert compiled.manifest.engine is Engine.NATIVE, compiled.manifest.fallback_reason
         model, session = load_artifact(compiled.folder), onnxruntime.InferenceSession(path)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from gangway.artifact.format import Engine
@@ -16,6 +16,7 @@ from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.place.int8 import NO_INTEGERS
 from gangway.compiler.target import detect
 from testing.exact_integers import exact_session
+from tests.helpers.onnx_models import make_model, save_model
 from tests.helpers.sampled import sampled
 
 Array = Any
@@ -99,15 +100,8 @@ def written(
     per_channel: bool = False,
 ) -> Path:
     """Write nodes as onnxruntime quantises them."""
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
     source, result = folder / "float.onnx", folder / "model.onnx"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = make_model(nodes, {"x": shape}, {"y": None}, constants)
     onnx.save(onnx.shape_inference.infer_shapes(model), source)
     quantize_dynamic(source, result, weight_type=kind, per_channel=per_channel)
     return result
@@ -238,16 +232,8 @@ def test_operators_of_onnxruntime(name: str, answers: Answers, tmp_path: Path) -
         "w": random.integers(0, 256, (200, 70)).astype(np.uint8), "sw": np.float32(0.004), "zw": np.uint8(117),
         "b": random.standard_normal(70).astype(np.float32),
     }  # fmt: skip
-    graph = helper.make_graph(
-        CONTRIB[name],
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 5, 200])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5, 70])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    path = tmp_path / "model.onnx"
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=8), path)
+    kinds, domains = ({"x": ["N", 5, 200]}, {"y": ["N", 5, 70]}), {"com.microsoft": 1}
+    path = save_model(tmp_path / "model.onnx", CONTRIB[name], *kinds, constants, domains=domains)
     x = random.standard_normal((1, 5, 200)).astype(np.float32)
     found, kernels = answers(path, x)
     assert any("conv int8" in text for text in kernels), kernels

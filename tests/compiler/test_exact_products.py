@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.artifact.onnx_session import open_session, products_saturate
 from gangway.base.host_limits import cpu_flags
 from testing.exact_integers import exact_session
+from tests.helpers.onnx_models import save_model
 from tests.helpers.targets import NAMES
 
 node = helper.make_node
@@ -45,15 +46,8 @@ NODES = {
 def saved(kind: str, path: Path) -> Path:
     constants: Mapping[str, Any] = {**QUANTISED, "w": weights(), "both": SCALE * QUANTISED["ws"]}
     read = {name for item in NODES[kind] for name in item.input}
-    graph = helper.make_graph(
-        NODES[kind],
-        "exact",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, DEPTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, OUTPUTS])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in read],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    constants = {name: value for name, value in constants.items() if name in read}
+    return save_model(path, NODES[kind], {"x": [4, DEPTH]}, {"y": [4, OUTPUTS]}, constants)
 
 
 def numbers(kind: str) -> tuple[dict[str, Any], Any]:

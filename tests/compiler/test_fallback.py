@@ -15,6 +15,7 @@ from gangway.artifact.reader import verify
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.importer import dimension_name
+from tests.helpers.onnx_models import save_model
 from tests.helpers.onnx_networks import FOREIGN, Foreign
 
 node = helper.make_node
@@ -179,25 +180,15 @@ def test_sizes_are_tried_until_one_is_possible(
     constants = {"columns": np.zeros(32, np.float32), "pairs": np.array([-1, 2]), "like_x": np.array([-1, 32])}
     nodes = [node("Add", ["given", "columns"], ["x"]), *operators]
     used = {name: value for name, value in constants.items() if any(name in item.input for item in nodes)}
-    info, kind = helper.make_tensor_value_info, onnx.TensorProto.FLOAT
-    initial = [onnx.numpy_helper.from_array(value, name) for name, value in used.items()]
-    values = [info("given", kind, ["A", "S"])], [info("y", kind, ["B", "T"])]
-    graph = helper.make_graph(nodes, "picky", *values, initial)
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = save_model(tmp_path / "model.onnx", nodes, {"given": ["A", "S"]}, {"y": ["B", "T"]}, used)
     manifest = compile_file(path).manifest
     assert (manifest.trial_sizes, manifest.batched) == ({"A": 1, "S": 32}, batched)
     assert ("ReduceMean" in manifest.mixes_rows) == mixes
 
 
 def _symbolic(tmp_path: Path) -> Path:
-    kind = onnx.TensorProto.FLOAT
-    dims = {"x": ["N", "S"], "z": ["N", None], "y": ["N", "S"]}
-    x, z, y = (helper.make_tensor_value_info(name, kind, shape) for name, shape in dims.items())
-    nodes = [node("Relu", ["x"], ["y"])]
-    graph = helper.make_graph(nodes, "symbolic", [x, z], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "s.onnx")
-    return tmp_path / "s.onnx"
+    kinds = {"x": ["N", "S"], "z": ["N", None]}, {"y": ["N", "S"]}
+    return save_model(tmp_path / "s.onnx", [node("Relu", ["x"], ["y"])], *kinds)
 
 
 @pytest.mark.parametrize("other", [[1, 4], [4], []])
@@ -225,18 +216,9 @@ def test_a_wrongly_declared_output_does_not_matter_once_sizes_are_given(
 
 def test_an_output_of_unknown_rank_is_no_fault(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
     """Zeros in place of its input, as in a trial, are refused."""
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 4]),
-        helper.make_tensor_value_info("axes", TensorProto.INT64, [2]),
-    ]
-    graph = helper.make_graph(
-        [node("Unsqueeze", ["x", "axes"], ["a"]), node("Neg", ["a"], ["y"])],
-        "test",
-        inputs,
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes = [node("Unsqueeze", ["x", "axes"], ["a"]), node("Neg", ["a"], ["y"])]
+    inputs = {"x": [3, 1, 4], "axes": (TensorProto.INT64, [2])}
+    path = save_model(tmp_path / "model.onnx", nodes, inputs, {"y": None})
     assert compile_file(path).manifest.engine is Engine.ONNXRUNTIME
 
 
@@ -283,12 +265,8 @@ def test_inputs_whose_batch_has_no_name_have_one_together(tmp_path: Path, compil
 def test_what_is_compiled_for_a_number_of_rows_only(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
     operators = {"centre": ("ReduceMean", {"axes": [0]}), "rows": ("ReduceMean", {"axes": [1]})}
     for name, (operator, attributes) in operators.items():
-        path = tmp_path / name / "model.onnx"
-        path.parent.mkdir()
-        x, y = (helper.make_tensor_value_info(each, TensorProto.FLOAT, ["N", "S"]) for each in "xy")
         nodes = [node(operator, ["x"], ["m"], **attributes), node("Sub", ["x", "m"], ["y"])]
-        graph = helper.make_graph(nodes, name, [x], [y])
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        path = save_model(tmp_path / name / "model.onnx", nodes, {"x": ["N", "S"]}, {"y": ["N", "S"]})
         manifest = compile_file(path).manifest
         assert (manifest.fixed_rows, bool(manifest.mixes_rows)) == (name == "centre", name == "centre")
         assert manifest.apart_rows == (name == "rows")
@@ -297,12 +275,9 @@ def test_what_is_compiled_for_a_number_of_rows_only(tmp_path: Path, compile_file
 
 
 def test_rows_with_lengths_that_add_up_are_tried(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
-    shapes = {"past": ["a", "P"], "new": ["a", "T"], "mask": ["b", "W"], "y": ["a", "W"]}
-    *inputs, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    kinds = {"past": ["a", "P"], "new": ["a", "T"], "mask": ["b", "W"]}, {"y": ["a", "W"]}
     nodes = [node("Concat", ["past", "new"], ["keys"], axis=1), node("Mul", ["keys", "mask"], ["y"])]
-    graph = helper.make_graph(nodes, "cache", inputs, [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    manifest = compile_file(tmp_path / "m.onnx").manifest
+    manifest = compile_file(save_model(tmp_path / "m.onnx", nodes, *kinds)).manifest
     sizes = manifest.trial_sizes
     assert (sizes["a"], sizes["b"]) == (1, 1) and sizes["P"] + sizes["T"] == sizes["W"]
     assert manifest.apart_rows

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine
+from tests.helpers.onnx_models import make_model
 
 Array = Any
 node = helper.make_node
@@ -46,18 +47,9 @@ def model(names: list[str], angles: int, attributes: dict[str, Any]) -> Any:
     ]  # fmt: skip
     used = {name for item in nodes for name in item.input}
     constants = {name: value for name, value in constants.items() if name in used}
-    graph = helper.make_graph(
-        nodes,
-        "grouped",
-        [helper.make_tensor_value_info(name, kind, dims) for name, (dims, kind) in KINDS.items() if name in used],
-        [helper.make_tensor_value_info(name, FLOAT, dims) for name, dims in outputs().items()],
-        [
-            numpy_helper.from_array(value, name)
-            for name, value in {**constants, "one": np.array([1]), "second": np.array(1)}.items()
-        ],
-    )
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+    inputs = {name: (kind, dims) for name, (dims, kind) in KINDS.items() if name in used}
+    constants |= {"one": np.array([1]), "second": np.array(1)}
+    return make_model(nodes, inputs, outputs(), constants, opset=21, ir_version=10, domains={"com.microsoft": 1})
 
 
 def outputs() -> dict[str, list[int | str]]:

@@ -1,6 +1,7 @@
 """Files whose nodes are in another order, or contradict each other, and what is told of them first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +9,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine
 from gangway.artifact.onnx_session import reason_of
 from gangway.compiler.errors import ModelError, UnreadableModelError
 from gangway.compiler.model_file import parse, put_in_order
+from tests.helpers.onnx_models import save_model
 
 node = helper.make_node
 RANDOM = np.random.default_rng(8)
 FLOAT, HALF, BOOL = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BOOL
-
-
-def saved(
-    path: Path,
-    nodes: Sequence[Any],
-    inputs: dict[str, tuple[int, Any]],
-    outputs: dict[str, tuple[int, Any]],
-    constants: dict[str, Any] | None = None,
-    opset: int = 18,
-    functions: Sequence[Any] = (),
-) -> Path:
-    graph = helper.make_graph(
-        list(nodes),
-        "ordered",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
-    )
-    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(each.domain, 1) for each in functions)]
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8, functions=list(functions)), path)
-    return path
+saved = partial(save_model, opset=18)
 
 
 def test_casts_at_the_end_of_the_file(
@@ -81,7 +63,7 @@ def test_graphs_inside_and_functions_are_sorted(
         node("Exp", ["x"], ["late"]),
     ]
     path = tmp_path / "model.onnx"
-    saved(path, nodes, {"x": (FLOAT, [4]), "go": (BOOL, [])}, {"y": (FLOAT, [4])}, functions=[own])
+    saved(path, nodes, {"x": (FLOAT, [4]), "go": (BOOL, [])}, {"y": (FLOAT, [4])}, functions=[own], domains={"own": 1})
     model = parse(path)[0]
     assert put_in_order(model) and not put_in_order(model)
     assert [each.op_type for each in model.graph.node] == ["Exp", "If", "Twice"]

@@ -1,7 +1,8 @@
 """Models whose operator sets are newer than onnxruntime's are served by it, too, where their nodes mean the same."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +23,12 @@ from gangway.compiler.opsets import (
     restamp,
 )
 from gangway.compiler.quantize_command import quantise
+from tests.helpers.onnx_models import make_model
 
 node = helper.make_node
 RANDOM = np.random.default_rng(5)
 FLOAT, LONG = TensorProto.FLOAT, TensorProto.INT64
-Shape = Sequence[int | str] | None
-
-
-def model_of(
-    nodes: Sequence[Any],
-    inputs: Mapping[str, tuple[int, Shape]],
-    outputs: Mapping[str, tuple[int, Shape]],
-    constants: Mapping[str, Any] | None = None,
-    opset: int = 28,
-    ir_version: int = 14,
-    functions: Sequence[Any] = (),
-    others: Mapping[str, int] | None = None,
-) -> Any:
-    """Return a model as the newest onnx stamps it."""
-    graph = helper.make_graph(
-        list(nodes),
-        "newer",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
-    )
-    imports = [helper.make_opsetid(domain, version) for domain, version in {"": opset, **(others or {})}.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version, functions=list(functions))
+model_of = partial(make_model, opset=28, ir_version=14)  # as the newest onnx stamps it
 
 
 def answers(file: Path, feeds: Mapping[str, Any]) -> Any:
@@ -106,7 +86,7 @@ def function_model() -> Any:
     ]
     function = helper.make_function("own", "Twice", ["a"], ["b"], nodes, [helper.make_opsetid("", 28)])
     call = [node("Twice", ["x"], ["f"], domain="own"), node("NonZero", ["f"], ["y"])]
-    return model_of(call, {"x": (FLOAT, [3])}, {"y": (LONG, None)}, functions=[function], others={"own": 1})
+    return model_of(call, {"x": (FLOAT, [3])}, {"y": (LONG, None)}, functions=[function], domains={"own": 1})
 
 
 def table_model() -> Any:
@@ -117,7 +97,7 @@ def table_model() -> Any:
     ]
     constants = {"depth": np.int64(6), "values": np.array([0, 1], np.float32)}
     return model_of(
-        nodes, {"x": (TensorProto.STRING, ["N"])}, {"y": (FLOAT, ["N", 6])}, constants, others={"ai.onnx.ml": 5}
+        nodes, {"x": (TensorProto.STRING, ["N"])}, {"y": (FLOAT, ["N", 6])}, constants, domains={"ai.onnx.ml": 5}
     )
 
 
@@ -193,7 +173,7 @@ def test_operators_that_newer_opsets_have_no_kernel_for(
     constants = {"batch": np.zeros(3, np.int64)} if "batch" in read else {}
     nodes = [node(operator, read, ["r"], **attributes), node("Identity", ["x"], ["same"])]
     kind = TensorProto.INT32 if operator == "Multinomial" else FLOAT
-    model = model_of(nodes, tensors, {"r": (kind, None), "same": (FLOAT, None)}, constants, opset, 10)
+    model = model_of(nodes, tensors, {"r": (kind, None), "same": (FLOAT, None)}, constants, opset=opset, ir_version=10)
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     assert compile_file(path).manifest.outputs
@@ -246,8 +226,8 @@ def test_stamps_that_onnx_does_not_know_are_told(
     tmp_path: Path, compile_file: Callable[..., Any], opset: int, ir_version: int, others: dict[str, int]
 ) -> None:
     """What such a set calls Relu nobody knows: the owner is told which sets are possible."""
-    model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}, None, opset, ir_version,
-                     others=others)  # fmt: skip
+    stamps = {"opset": opset, "ir_version": ir_version, "domains": others}
+    model = model_of([node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]}, **stamps)
     reason = refused(tmp_path / "model.onnx", compile_file, model)
     assert f"99, newer than onnx {onnx.__version__} knows" in reason.replace(" of ai.onnx.ml", "").replace(
         " of ai.onnx", ""
@@ -270,8 +250,8 @@ def test_new_models_are_quantised(tmp_path: Path) -> None:
 
 def opens(opset: int, ir_version: int, domain: str = "") -> bool:
     others = {domain: opset} if domain else {}
-    model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])}, None,
-                     17 if domain else opset, ir_version, others=others)  # fmt: skip
+    stamps = {"opset": 17 if domain else opset, "ir_version": ir_version, "domains": others}
+    model = model_of([node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]}, **stamps)
     try:
         onnxruntime.InferenceSession(model.SerializeToString())
     except Exception:
@@ -349,7 +329,7 @@ def _has_kernel(operator: str, opset: int) -> bool:
     if not set(needed.values()) <= plain.keys():
         return True  # a graph: those of control flow
     made = node(operator, list(inputs), list(outputs), **{name: plain[kind] for name, kind in needed.items()})
-    model = model_of([made], inputs, {}, None, opset, 10)
+    model = model_of([made], inputs, {}, None, opset=opset, ir_version=10)
     model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.helpers.onnx_models import make_model
 from tests.helpers.sampled import sampled
 
 Array = Any
@@ -107,15 +108,12 @@ class Maker:
 
     def model(self, shape: Sequence[int | str], opset: int = 17) -> Any:
         """The model; its output is that of the last node."""
-        graph = helper.make_graph(
-            self.nodes,
-            "test",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info(self.nodes[-1].output[0], TensorProto.FLOAT, None)],
-            self.tensors,
+        outputs = {self.nodes[-1].output[0]: None}
+        model = make_model(
+            self.nodes, {"x": [*shape]}, outputs, opset=opset, ir_version=10, domains={"com.microsoft": 1}
         )
-        opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        model.graph.initializer.extend(self.tensors)
+        return model
 
     def feeds(self, shape: Sequence[int | str]) -> dict[str, Array]:
         """One row of x."""

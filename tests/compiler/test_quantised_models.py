@@ -15,6 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from gangway.compiler.pipeline import CompileResult
 from gangway.compiler.target import detect
+from tests.helpers.onnx_models import make_model, save_model
 from tests.helpers.sampled import sampled
 
 Array = Any
@@ -58,15 +59,9 @@ class Network:
 
     def quantise(self, folder: Path, activations: QuantType, reduce_range: bool = False) -> Path:
         """Write the model, quantised; `reduce_range`: weights have 7 bits."""
-        graph = helper.make_graph(
-            self._nodes,
-            "test",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)],
-            [helper.make_tensor_value_info(self.last, TensorProto.FLOAT, None)],
-            self._constants,
-        )
         source, result = folder / "float.onnx", folder / "model.onnx"
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = make_model(self._nodes, {"x": self.shape}, {self.last: None})
+        model.graph.initializer.extend(self._constants)
         onnx.save(onnx.shape_inference.infer_shapes(model), source)
         quantize_static(
             source,
@@ -306,18 +301,12 @@ def test_table_of_integers_stays_one(
     """Dequantised are the rows that are looked up, not the table."""
     table = np.random.default_rng(2).integers(0, 256, (500, 64)).astype(np.uint8)
     scale, zero = np.array(0.02, np.float32), np.array(120, np.uint8)
-    graph = helper.make_graph(
-        [
-            helper.make_node("DequantizeLinear", ["table", "scale", "zero"], ["rows"]),
-            helper.make_node("Gather", ["rows", "x"], ["y"]),
-        ],
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, ["N", 7])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(array, name) for name, array in (("table", table), ("scale", scale), ("zero", zero))],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["table", "scale", "zero"], ["rows"]),
+        helper.make_node("Gather", ["rows", "x"], ["y"]),
+    ]
+    constants = {"table": table, "scale": scale, "zero": zero}
+    path = save_model(tmp_path / "model.onnx", nodes, {"x": (TensorProto.INT64, ["N", 7])}, {"y": None}, constants)
     folder = compile_file(path).folder
     places = np.array([[0, 499, 3, 3, 70, 255, 256]], np.int64)
     found = load_artifact(folder)({"x": places})["y"]

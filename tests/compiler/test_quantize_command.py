@@ -7,10 +7,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.clients.inputs import Array
 from gangway.compiler.quantize_command import main
+from tests.helpers.onnx_models import save_model
 
 FEATURES, HIDDEN, CLASSES = 32, 64, 8
 
@@ -20,24 +21,14 @@ def model(tmp_path: Path) -> Path:
     """Two dense layers in a model directory."""
     random = np.random.default_rng(0)
     shapes = {"w": (FEATURES, HIDDEN), "v": (HIDDEN, CLASSES)}
-    weights = [
-        numpy_helper.from_array(random.standard_normal(shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
         helper.make_node("Relu", ["a"], ["b"], "relu"),
         helper.make_node("MatMul", ["b", "v"], ["y"], "second"),
     ]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", size])]
-        for name, size in (("x", FEATURES), ("y", CLASSES))
-    )
-    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
     path = tmp_path / "models" / "dense" / "1" / "model.onnx"
-    path.parent.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path.parents[1]
+    return save_model(path, nodes, {"x": ["N", FEATURES]}, {"y": ["N", CLASSES]}, weights).parents[1]
 
 
 def write_examples(folder: Path, count: int, suffix: str) -> None:

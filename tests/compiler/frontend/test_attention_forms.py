@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.patterns import find_patterns
 from gangway.compiler.frontend.simplify import simplify
 from tests.compiler.frontend.interpreter import Interpreter
+from tests.helpers.onnx_models import save_model
 
 node = helper.make_node
 Array = Any
@@ -390,15 +391,9 @@ def rewritten(path: Path, nodes: Nodes, outputs: tuple[str, ...] = ("y",)) -> li
     """Return the attention nodes of the rewritten graph, which computes what onnxruntime does."""
     used = {name for item in nodes for name in item.input}
     inputs = {name: given for name, given in INPUTS.items() if name in used}
-    graph = helper.make_graph(
-        nodes,
-        "forms",
-        [helper.make_tensor_value_info(name, kind, dims) for name, (dims, kind) in inputs.items()],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items() if name in used],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    path.write_bytes(model.SerializeToString())
+    kinds = {name: (kind, dims) for name, (dims, kind) in inputs.items()}, dict.fromkeys(outputs, ...)
+    constants = {name: value for name, value in CONSTANTS.items() if name in used}
+    save_model(path, nodes, *kinds, constants, opset=20, ir_version=10)
     feeds = feeds_of(inputs)
     expected = onnxruntime.InferenceSession(str(path)).run(None, feeds)
     found = find_patterns(simplify(read_graph(path)))

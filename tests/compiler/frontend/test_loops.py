@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.compiler.frontend.importer import read_graph
+from tests.helpers.onnx_models import save_model
 
 node = helper.make_node
 
@@ -31,26 +31,10 @@ def save(path: Path, steps: str, condition: str = "", again: str = "go") -> Path
         [helper.make_tensor_value_info(name, kind, None if kind == 1 else []) for name, kind in kinds.items()],
         [helper.make_tensor_value_info(name, kind, None) for name, kind in results.items()],
     )
-    ranks = {"h": 2, "g": 2, "f": 2, "e": 2, "s": 1}
-    outputs = list(ranks)
-    graph = helper.make_graph(
-        [node("Relu", ["x"], ["r"]), node("Loop", [steps, condition, "r", "x", "x"], outputs, body=body)],
-        "loop",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4]),
-            helper.make_tensor_value_info("count", TensorProto.INT64, []),
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["?"] * ranks[name]) for name in outputs],
-        [
-            numpy_helper.from_array(np.full(4, 0.5, np.float32), "m"),
-            numpy_helper.from_array(np.array(5), "five"),
-            numpy_helper.from_array(np.array(True), "yes"),
-            numpy_helper.from_array(np.array(False), "no"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, path)
-    return path
+    outputs = {**{name: ["?", "?"] for name in "hgfe"}, "s": ["?"]}
+    nodes = [node("Relu", ["x"], ["r"]), node("Loop", [steps, condition, "r", "x", "x"], [*outputs], body=body)]
+    constants = {"m": np.full(4, 0.5, np.float32), "five": np.array(5), "yes": np.array(True), "no": np.array(False)}
+    return save_model(path, nodes, {"x": [3, 4], "count": (TensorProto.INT64, [])}, outputs, constants)
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from gangway.artifact.format import Engine
 from gangway.compiler.pipeline import CompileResult
+from tests.helpers.onnx_models import save_model
 
 Array = Any
 Check = Callable[..., list[str]]
@@ -57,25 +57,14 @@ def same(tmp_path: Path, compile_file: Callable[..., CompileResult], load_artifa
     ) -> list[str]:
         used = {name for item in nodes for name in item.input}
         outputs = [name for item in nodes for name in item.output if name and name not in used]
-        inputs = [
-            helper.make_tensor_value_info(
-                name,
-                helper.np_dtype_to_tensor_dtype(value.dtype),
-                ["N", *value.shape[1:]] if batched else value.shape,
-            )
+        inputs = {
+            name: (helper.np_dtype_to_tensor_dtype(value.dtype), ["N" if batched else len(value), *value.shape[1:]])
             for name, value in feeds.items()
-        ]
-        graph = helper.make_graph(
-            nodes,
-            "test",
-            inputs,
-            [helper.make_empty_tensor_value_info(name) for name in outputs],
-            [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-        )
+        }
         newest = 5 if any(item.op_type == "TreeEnsemble" for item in nodes) else 3
-        domains = [helper.make_opsetid(*pair) for pair in (("", opset), ("com.microsoft", 1), ("ai.onnx.ml", newest))]
+        domains = {"com.microsoft": 1, "ai.onnx.ml": newest}
         path = tmp_path / "model.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=9), path)
+        save_model(path, nodes, inputs, dict.fromkeys(outputs, ...), constants, opset, ir_version=9, domains=domains)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         wanted = onnxruntime.InferenceSession(path, options).run(outputs, feeds)
@@ -376,17 +365,12 @@ def test_shapes_behind_a_definition_are_followed(same: Check) -> None:
 
 
 def test_a_function_alone_imports_a_domain(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
-    imports = {name: helper.make_opsetid(name, version) for name, version in (("", 20), ("own", 1))}
+    imports = [helper.make_opsetid(*pair) for pair in (("", 20), ("com.microsoft", 1), ("ai.onnx.ml", 3))]
     inside = [contrib("QuickGelu", ["a"], ["b"]), learned("Scaler", ["b"], ["c"], scale=[2.0], offset=[0.5])]
-    others = [helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)]
-    function = helper.make_function("own", "act", ["a"], ["c"], inside, [imports[""], *others])
-    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 8]) for name in "xy"]
+    function = helper.make_function("own", "act", ["a"], ["c"], inside, imports)
     calls = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("act", ["m"], ["y"], domain="own")]
-    weights = numpy_helper.from_array(floats(8, 8), "w")
-    graph = helper.make_graph(calls, "calls", kinds[:1], kinds[1:], [weights])
-    model = helper.make_model(graph, opset_imports=[*imports.values()], functions=[function], ir_version=9)
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
+    own = {"opset": 20, "ir_version": 9, "domains": {"own": 1}, "functions": [function]}
+    path = save_model(tmp_path / "model.onnx", calls, {"x": ["N", 8]}, {"y": ["N", 8]}, {"w": floats(8, 8)}, **own)
     compiled = compile_file(path)
     assert not compiled.manifest.fallback_reason
     feeds = {"x": floats(1, 8)}

@@ -5,26 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gangway.compiler.pipeline import CompileResult
+from tests.helpers.onnx_models import save_model
 
 Array = Any
 
 
 def save(nodes: list[Any], outputs: dict[str, int], constants: dict[str, Array], path: Path) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 24, 14, 14])],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+    kinds = {"x": ["N", 24, 14, 14]}, {name: (kind, None) for name, kind in outputs.items()}
+    return save_model(path, nodes, *kinds, constants, opset=21, ir_version=10)
 
 
 @pytest.fixture

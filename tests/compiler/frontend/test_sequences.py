@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from gangway.artifact.format import Engine
+from tests.helpers.onnx_models import save_model
 
 node = helper.make_node
 
@@ -40,14 +40,8 @@ def test_parts_of_a_product(tmp_path: Path, compile_file: Any, load_artifact: An
         node("Relu", ["d"], ["u"]),
     ]  # fmt: skip
     weight = np.random.default_rng(0).standard_normal((6, 12)).astype(np.float32)
-    value, shapes = helper.make_tensor_value_info, {"y": [3, 15], "z": [3, 4], "u": [12]}
-    graph = helper.make_graph(
-        nodes, "parts", [value("x", TensorProto.FLOAT, ["N", 3, 6])],
-        [value(name, TensorProto.FLOAT, ["N", *shape]) for name, shape in shapes.items()],
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    kinds = {"x": ["N", 3, 6]}, {"y": ["N", 3, 15], "z": ["N", 3, 4], "u": ["N", 12]}
+    path = save_model(tmp_path / "model.onnx", nodes, *kinds, {"w": weight}, opset)
     compiled = compile_file(path)
     assert compiled.manifest.engine is Engine.NATIVE, compiled.manifest.fallback_reason
     assert compiled.manifest.batched and not compiled.manifest.islands

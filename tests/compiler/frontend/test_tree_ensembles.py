@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gangway.artifact.format import Engine
 from tests.compiler.frontend.test_other_domains import Check, learned
 from tests.compiler.frontend.test_other_domains import same as same  # noqa: PLC0414 - a fixture
+from tests.helpers.onnx_models import save_model
 
 Array = Any
 COLUMNS = 5
@@ -177,15 +178,8 @@ def test_nodes_that_are_no_trees_are_left_to_onnxruntime(tmp_path: Any, compile_
     trees = grown(1, 2, each(1), "target", MODES[:1])
     trees["nodes_truenodeids"] = [0 for _ in trees["nodes_truenodeids"]]
     node = learned("TreeEnsembleRegressor", ["x"], ["y"], n_targets=1, **trees)
-    graph = helper.make_graph(
-        [node],
-        "test",
-        [helper.make_tensor_value_info("x", 1, [1, COLUMNS])],
-        [helper.make_tensor_value_info("y", 1, [1, 1])],
-    )
-    path = tmp_path / "model.onnx"
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    path.write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    kinds = {"x": [1, COLUMNS]}, {"y": [1, 1]}
+    path = save_model(tmp_path / "model.onnx", [node], *kinds, ir_version=9, domains={"ai.onnx.ml": 3})
     try:
         reason = compile_file(path).manifest.fallback_reason
     except Exception as error:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.format import Engine
+from tests.helpers.onnx_models import save_model
 
 Array = Any
 Compare = Callable[..., list[str]]
@@ -41,13 +41,8 @@ def compare(tmp_path: Path, compile_file: Any, load_artifact: Any) -> Compare:
     def compare(
         nodes: list[Any], outputs: dict[str, list[Any]], opset: int = 17, rows: tuple[int, ...] = (1, 3)
     ) -> Any:
-        graph = helper.make_graph(
-            nodes, "recurrent", [VALUE("x", FLOAT, ["N", STEPS, WIDE])],
-            [VALUE(name, FLOAT, shape) for name, shape in outputs.items()],
-            [numpy_helper.from_array(value, name) for name, value in {**WEIGHTS, **NUMBERS}.items()],
-        )  # fmt: skip
-        path = tmp_path / "model.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+        constants, inputs = {**WEIGHTS, **NUMBERS}, {"x": ["N", STEPS, WIDE]}
+        path = save_model(tmp_path / "model.onnx", nodes, inputs, outputs, constants, opset)
         compiled = compile_file(path)
         assert compiled.manifest.engine is Engine.NATIVE, compiled.manifest.fallback_reason
         assert compiled.manifest.batched
@@ -129,12 +124,8 @@ def test_a_loop_that_data_end_stays(tmp_path: Path, compile_file: Any, load_arti
     ]
     steps = loop(inside, ["zero", "h0"], "length", "true", ["count", "last", "all"])
     tensors = {**WEIGHTS, **NUMBERS, "limit": np.array(0.9, np.float32)}
-    graph = helper.make_graph(
-        [*of_rows("h0"), *COUNTS, steps], "ends", [VALUE("x", FLOAT, [1, STEPS, WIDE])],
-        [VALUE("last", FLOAT, [1, STATE])], [numpy_helper.from_array(value, name) for name, value in tensors.items()],
-    )  # fmt: skip
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes, kinds = [*of_rows("h0"), *COUNTS, steps], ({"x": [1, STEPS, WIDE]}, {"last": [1, STATE]})
+    path = save_model(tmp_path / "model.onnx", nodes, *kinds, tensors)
     compiled = compile_file(path)
     assert [layer.operator for layer in compiled.manifest.islands] == ["Loop"]
     run, session = load_artifact(compiled.folder), onnxruntime.InferenceSession(path)

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+from onnx import helper
 
 from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.plain_specs import GridSampleSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
+from tests.helpers.onnx_models import make_model
 
 GUARD = 16
 SPECS = [
@@ -31,10 +32,7 @@ def points(spec: GridSampleSpec, random: np.random.Generator) -> Array:
 def expected(spec: GridSampleSpec, x: Array, grid: Array) -> Array:
     nodes = [helper.make_node("GridSample", ["x", "grid"], ["y"], align_corners=int(spec.align_corners))]
     given = {"x": x, "grid": grid.reshape(spec.images, 1, spec.points, 2)}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape) for name, value in given.items()]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "sampled", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=9)
+    model = make_model(nodes, given, {"y": None}, opset=16, ir_version=9)
     (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, given)
     return np.asarray(found)
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
@@ -16,6 +15,7 @@ from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from tests.helpers.onnx_models import save_model
 
 
 def add(elements: int) -> PointwiseSpec:
@@ -51,11 +51,8 @@ def test_the_layer_is_named_whose_kernel_cannot_be_built(folders: tuple[Path, Pa
 
 def dense(path: Path, rows: int | str) -> Path:
     weights = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 64]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "dense", [x], [y])
-    graph.initializer.append(numpy_helper.from_array(weights, "w"))
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    return save_model(path, nodes, {"x": [rows, 64]}, {"y": [rows, 64]}, {"w": weights})
 
 
 @pytest.mark.parametrize(("rows", "has_batches"), [("N", True), (1, False)])

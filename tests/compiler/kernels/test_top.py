@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.plain_specs import TopSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
+from tests.helpers.onnx_models import make_model
 
 GUARD = 16
 TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "int64": TensorProto.INT64, "int32": 6}
@@ -38,11 +39,8 @@ def numbers(spec: TopSpec, random: np.random.Generator) -> Array:
 
 def expected(spec: TopSpec, x: Array) -> list[Array]:
     nodes = [helper.make_node("TopK", ["x", "k"], ["y", "places"], largest=int(spec.largest))]
-    inputs = [helper.make_tensor_value_info("x", TYPES[spec.dtype], x.shape)]
-    outputs = [helper.make_tensor_value_info(*of, None) for of in (("y", TYPES[spec.dtype]), ("places", 7))]
-    count = helper.make_tensor("k", TensorProto.INT64, [1], [spec.count])
-    graph = helper.make_graph(nodes, "top", inputs, outputs, [count])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    outputs = {"y": (TYPES[spec.dtype], None), "places": (TensorProto.INT64, None)}
+    model = make_model(nodes, {"x": x}, outputs, {"k": np.array([spec.count])}, ir_version=9)
     found: list[Array] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     return found
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
+from tests.helpers.onnx_models import save_model
 from tests.helpers.targets import ENDS
 
 node = helper.make_node
@@ -163,13 +163,10 @@ def test_softmax_before_opset_13_takes_all_axes_from_one_on(
     tmp_path: Path, compile_file: Any, load_artifact: Any
 ) -> None:
     x = np.random.default_rng(1).standard_normal((2, 3, 5), np.float32)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
-    graph = helper.make_graph([node("Softmax", ["x"], ["y"])], "old", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8), tmp_path / "m.onnx")
-    compiled = compile_file(tmp_path / "m.onnx")
+    path = save_model(tmp_path / "m.onnx", [node("Softmax", ["x"], ["y"])], {"x": x}, {"y": x}, opset=12)
+    compiled = compile_file(path)
     assert not compiled.manifest.fallback_reason
-    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(load_artifact(compiled.folder)({"x": x})["y"], session.run(None, {"x": x})[0], rtol=1e-6)
 
 

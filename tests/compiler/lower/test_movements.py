@@ -9,6 +9,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.helpers.onnx_models import save_model
+
 # ScatterElements and ScatterND against onnxruntime, and with indices from nowhere.
 
 node = helper.make_node
@@ -17,13 +19,8 @@ DATA = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
 
 
 def runners(item: Any, shapes: dict[str, list[int]], compile_file: Any, load_artifact: Any, folder: Path) -> Any:
-    kinds = {"indices": TensorProto.INT64}
-    values = [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), s) for name, s in shapes.items()]
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, shapes["data"])
-    graph = helper.make_graph([item], "scatter", values, [result])
-    path = folder / "model.onnx"
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    path.write_bytes(model.SerializeToString())
+    kinds = {name: (TensorProto.INT64, dims) if name == "indices" else dims for name, dims in shapes.items()}
+    path = save_model(folder / "model.onnx", [item], kinds, {"y": shapes["data"]}, opset=18)
     runner, session = load_artifact(compile_file(path).folder), onnxruntime.InferenceSession(str(path))
     assert [layer.operator for layer in runner.manifest.layers] == [item.op_type]
     return runner, lambda feeds: session.run(None, feeds)[0]

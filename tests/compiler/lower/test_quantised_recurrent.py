@@ -10,6 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from tests.helpers.onnx_models import make_model
+
 Array = Any
 STEPS, SEQUENCES, INPUTS, HIDDEN = 7, 2, 20, 24
 ROUNDING = 0.02  # onnxruntime rounds inputs and states to 8 bits at each step, and errors add up
@@ -96,10 +98,8 @@ def test_dequantised_matrices_of_others(
     given = ["x", "w", "r", "b"]
     nodes.append(helper.make_node(operator, given, ["y", "h"], direction="bidirectional", hidden_size=HIDDEN, **how))
     shapes = {"y": [STEPS, 2, SEQUENCES, HIDDEN], "h": [2, SEQUENCES, HIDDEN]}
-    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [STEPS, SEQUENCES, INPUTS])
-    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph(nodes, "test", [x], outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = make_model(nodes, {"x": [STEPS, SEQUENCES, INPUTS]}, shapes)
+    model.graph.initializer.extend(tensors)
     onnx.save(model, tmp_path / "model.onnx")
     compiled = compile_file(tmp_path / "model.onnx")
     assert any(layer.shape.endswith("int8") for layer in compiled.manifest.layers)

@@ -14,6 +14,7 @@ from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.shapes.stated import state_shapes
 from gangway.compiler.lower.layers import Program
 from gangway.compiler.lower.relax import lower_by_relax
+from tests.helpers.onnx_models import save_model
 from tests.helpers.sampled import sampled
 
 node = helper.make_node
@@ -104,15 +105,9 @@ def test_a_resize_of_integers_has_no_expression(dtype: str, mode: bytes) -> None
 
 def test_numbers_of_a_request_lead_nowhere_outside(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
     """Scales as a request may have them: the guards around all memory stay whole, and nothing traps."""
-    values = [(name, [1, 1, 2, 2] if name == "x" else [4]) for name in ("x", "scales")]
-    graph = helper.make_graph(
-        [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")],
-        "resize",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 6])],
-    )
-    path = tmp_path / "model.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)]).SerializeToString())
+    nodes = [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")]
+    kinds = {"x": [1, 1, 2, 2], "scales": [4]}, {"y": [1, 1, 4, 6]}
+    path = save_model(tmp_path / "model.onnx", nodes, *kinds, opset=19)
     runner = load_artifact(compile_file(path).folder)
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
     right = runner({"x": x, "scales": np.array([1, 1, 2, 3], np.float32)})["y"]
@@ -175,12 +170,9 @@ def _steered(
     **attributes: Any,
 ) -> Any:
     """Return a runner of one node whose inputs but the first are integers of the request."""
-    kinds = {"x": TensorProto.FLOAT}
-    inputs = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.INT64), s) for n, s in shapes.items()]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, result)
-    graph = helper.make_graph([node(operator, [*shapes], ["y"], **attributes)], "steered", inputs, [output])
-    path = folder / "model.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    inputs = {name: dims if name == "x" else (TensorProto.INT64, dims) for name, dims in shapes.items()}
+    nodes = [node(operator, [*shapes], ["y"], **attributes)]
+    path = save_model(folder / "model.onnx", nodes, inputs, {"y": result}, opset=18)
     runner = load_artifact(compile_file(path).folder)
     assert runner.manifest.layers[0].versions[0].description.startswith("relax")
     return runner

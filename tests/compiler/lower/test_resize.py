@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from tests.helpers.onnx_models import save_model
 from tests.helpers.sampled import sampled
 from tests.helpers.targets import ENDS
 
@@ -96,16 +96,7 @@ def test_of_every_type(coordinates: str, dtype: str, compile_file: Any, load_art
     feeds = {"x": np.random.default_rng(1).integers(*limits, (1, 2, 6, 7)).astype(dtype), "z": weights(1, 3, 8, 8)}
     constants = {"r": np.array([0, 0, 0.1, -0.2, 1, 1, 0.9, 1.1], np.float32), "w": weights(4, 3, 3, 3)}
     constants["s"] = np.array([1, 1, 1.7, 0.6], np.float32)
-    kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in feeds.items()}
-    graph = helper.make_graph(
-        nodes,
-        "types",
-        [helper.make_tensor_value_info(name, kinds[name], value.shape) for name, value in feeds.items()],
-        [helper.make_empty_tensor_value_info(name) for name in (*modes, "c")],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    path = save_model(tmp_path / "model.onnx", nodes, feeds, dict.fromkeys((*modes, "c"), ...), constants, opset=18)
     compiled = compile_file(path)
     assert not compiled.manifest.fallback_reason
     answers = load_artifact(compiled.folder)(feeds)

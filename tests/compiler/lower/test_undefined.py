@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from gangway.artifact.format import Engine
 from gangway.executor.onnxruntime_program import failure_of
+from tests.helpers.onnx_models import make_model
 
 node = helper.make_node
 
@@ -28,14 +29,8 @@ def save(
     path: Path, nodes: list[Any], feeds: Mapping[str, Array], constants: Mapping[str, Array], opset: int = 21
 ) -> Any:
     """Write the model of these nodes, all of whose results are outputs, and return its session in onnxruntime."""
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
-    ]
-    outputs = [helper.make_value_info(name, onnx.TypeProto()) for item in nodes for name in item.output]
-    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "undefined", inputs, outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    outputs = dict.fromkeys((name for item in nodes for name in item.output), ...)
+    model = make_model(nodes, feeds, outputs, constants, opset, ir_version=10)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     onnx.save(inferred, path)
     options = onnxruntime.SessionOptions()
