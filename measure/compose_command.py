@@ -18,7 +18,7 @@ from gangway.measure.arguments import find_model, positive_integer, positive_num
 from gangway.measure.composer import SEARCHES, ComposedSchedule, ComposeOptions, compose
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.measure.model_runner import RunError
-from gangway.scheduler.stages.found import found_path
+from gangway.scheduler.stages.schedule_file import schedule_path
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.repository import BrokenModel, ModelVersion, read_model
 from gangway.server.errors import CompileError
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError, ValueError) as error:
         print(f"gangway compose: {error}", file=sys.stderr)
         return 1
-    kept = found_path(options.cache_dir, result.found.keys, result.found.machine)
+    kept = schedule_path(options.cache_dir, result.found.keys, result.found.machine)
     use = "a server uses it from the next load of its ensemble on"
     Console().print(*report(result), f"kept in {kept};", use, sep="\n", highlight=False, markup=False, soft_wrap=True)
     return 0

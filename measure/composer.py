@@ -10,16 +10,16 @@ from typing import Final
 from gangway.artifact.profile import whole_machine_id
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.stages.found import (
-    FoundSchedule,
+from gangway.scheduler.stages.ir import Pointers, Schedule
+from gangway.scheduler.stages.schedule_file import (
     PointerTime,
     SearchState,
+    StoredSchedule,
     read_state,
     state_path,
-    write_found,
+    write_schedule,
     write_state,
 )
-from gangway.scheduler.stages.ir import Pointers, Schedule
 from gangway.scheduler.stages.search import PointerSpace, Record, best, coordinate_descent, random_search
 
 SEARCHES: Final = ("coordinate", "random")
@@ -51,7 +51,7 @@ class ComposeOptions:
 class ComposedSchedule:
     """What was found, and one run of the sequential schedule and of it: those of median time."""
 
-    found: FoundSchedule
+    found: StoredSchedule
     sequential: CompoundTimes
     fastest: CompoundTimes
 
@@ -107,7 +107,7 @@ def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, pr
     records, seconds = _search(runner, space, state, path, options, progress)
     progress("final turns", 1.0)
     chosen, times_us, runs = _final(runner, space, best(records))
-    found = FoundSchedule(
+    found = StoredSchedule(
         keys=keys,
         names=tuple(manifest.model_name for manifest in runner.manifests),
         layers=tuple(layers),
@@ -122,7 +122,7 @@ def compose(runner: CompoundRunner, cache_dir: Path, options: ComposeOptions, pr
         schedules=len({record.stages for record in records}),
         seconds=seconds,
     )
-    write_found(cache_dir, found)
+    write_schedule(cache_dir, found)
     path.unlink(missing_ok=True)
     return ComposedSchedule(found, runs[space.starts()[0]], runs[chosen])
 

@@ -58,7 +58,7 @@ class Dispatcher:
         self._log = state.log
         self._way_back_us = state.way_back_us
         self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
-        self._came = BEST_EFFORT  # those who may change most of those who have come since the last decision,
+        self._newcomers = BEST_EFFORT  # those who may change most of those who have come since the last decision,
         self._highest = float("inf")  # and their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
         self._left: Sequence[Query] = ()  # could begin if a core were free, as of the last decision
@@ -69,19 +69,19 @@ class Dispatcher:
         """When there is something to do, if nothing happens before; None: never."""
         return earlier(self.wake_us, self._turn_end_us)
 
-    def came(self, query: Query) -> None:
+    def arrived(self, query: Query) -> None:
         """A query waits from now on. One that has to wait for an instance is no reason to ask the policy."""
         execution = self._execution
         before = self._models.limits.refused_before(query)
         if before is not None and self._requests.waiting.get(before) is not None:
             return
         execution.queue_changed = True
-        if self._came < PREEMPTING and query.deadline_us is not None:
-            self._came = PREEMPTING if self._is_brief(query) else TIMED
+        if self._newcomers < PREEMPTING and query.deadline_us is not None:
+            self._newcomers = PREEMPTING if self._is_brief(query) else TIMED
         if query.priority < self._highest:  # no need to compare others like it
             self._highest = float(query.priority)
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
-                self._came = PREEMPTING
+                self._newcomers = PREEMPTING
 
     def _is_brief(self, query: Query) -> bool:
         """Whether others make room for it at once."""
@@ -110,7 +110,7 @@ class Dispatcher:
                 if turn_ends:  # the policy has seen all there is
                     self._end_turns(self._holders(), now_us)
                 return
-            until_us = self._next_us[self._came]
+            until_us = self._next_us[self._newcomers]
             if now_us < until_us and not self._workers.free:
                 self._wake_at(until_us)
                 return
@@ -118,7 +118,7 @@ class Dispatcher:
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
-        self._came, self._highest = BEST_EFFORT, float("inf")
+        self._newcomers, self._highest = BEST_EFFORT, float("inf")
         self.wake_us = self._turn_end_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there

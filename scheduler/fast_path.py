@@ -135,7 +135,7 @@ class FastPathScheduler:
         self._asked_us.pop(model_id, None)
         self._held_us.pop(model_id, None)
 
-    def tend(self, now_us: float) -> None:
+    def close_idle(self, now_us: float) -> None:
         """Close what has not been asked for long: its arenas may give their memory back.
 
         How others begin that may be in either precision, changes with the load.

@@ -108,7 +108,7 @@ class PredictionErrors:
         if not block.model.measured or predicted_us < ERROR.min_predicted_us:
             return
         ratio = block.time_us / predicted_us
-        self._see_width(block.cores, min(ratio, SLOWDOWN.max_ratio))
+        self._note_width(block.cores, min(ratio, SLOWDOWN.max_ratio))
         ratio = min(ratio, ERROR.max_factor)
         mean = self._mean.setdefault(model_id, ratio)
         error = ratio - mean
@@ -117,7 +117,7 @@ class PredictionErrors:
         self._deviation[model_id] = deviation = deviation + ERROR.deviation_gain * (abs(error) - deviation)
         self.factors[model_id] = min(max(mean + deviation, 1.0), ERROR.max_factor)
 
-    def _see_width(self, cores: int, ratio: float) -> None:
+    def _note_width(self, cores: int, ratio: float) -> None:
         if cores == 1:
             self._narrow += SLOWDOWN.gain * (ratio - self._narrow)
         else:

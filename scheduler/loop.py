@@ -25,7 +25,7 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.decide import Dispatcher
 from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
-from gangway.scheduler.model_jobs import ModelJobs
+from gangway.scheduler.model_lifecycle import ModelLifecycle
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, DecisionLog, SchedulerCounters
 from gangway.scheduler.policies.base import Policy
@@ -33,7 +33,7 @@ from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.stages.former import StagePlan
-from gangway.scheduler.stages.found import FoundError, read_found
+from gangway.scheduler.stages.schedule_file import ScheduleFileError, read_schedule
 from gangway.scheduler.state import DEFAULT_OPTIONS, SchedulerOptions, SchedulerState
 from gangway.scheduler.watchdog import StallWatch
 
@@ -146,7 +146,7 @@ class LiveScheduler:
         if options.trace is None and options.timeline is None:
             self.fast_path = FastPathScheduler(state, execution)
         close = (lambda model_id: None) if self.fast_path is None else self.fast_path.forget
-        self.model_jobs = ModelJobs(state, supervisor, execution, close)
+        self.lifecycle = ModelLifecycle(state, supervisor, execution, close)
         self._admission = Admission(state, execution)
         self._dispatcher = Dispatcher(state, execution)
         self._stalls = StallWatch(control)
@@ -155,7 +155,7 @@ class LiveScheduler:
         self._dying_front_ends: set[int] = set()
         self._stopping = False
         self._control_seq = -1  # of the bell, when the supervisor's socket was read last
-        self._housekeeping_us = 0.0
+        self._maintenance_us = 0.0
         self._upkeep_us = 0.0
 
     def run(self) -> None:
@@ -176,19 +176,19 @@ class LiveScheduler:
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""
         self.control.heartbeats.beat(self.control.heartbeats.scheduler)
-        self._hear_workers(_now_us())
-        arrived = self._hear_front_ends()
+        self._poll_workers(_now_us())
+        arrived = self._poll_front_ends()
         control_seq = self.control.scheduler_bell.control_seq()
         if control_seq != self._control_seq:
             self._control_seq = control_seq
-            self._hear_supervisor()
+            self._poll_supervisor()
         now_us = _now_us()
         self.requests.expire(now_us, self._execution.drop)
         self._admission.refuse_late(now_us)
         self._admission.end_waiting(now_us)
         self._dispatcher.dispatch(now_us)
-        if now_us >= self._housekeeping_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
-            self._keep_house(now_us)
+        if now_us >= self._maintenance_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
+            self._maintain(now_us)
 
     def _wait(self, seen: int) -> None:
         """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
@@ -199,7 +199,7 @@ class LiveScheduler:
             self.fast_path.poll(self._control_seq, self._spin_us, self._wait_us(), WATCH_WAIT_US)
             waited = True
             now_us = _now_us()
-            if not self._hear_workers(now_us) or now_us >= end_us:
+            if not self._poll_workers(now_us) or now_us >= end_us:
                 break  # it is something else; after one of them has left others may come as before
             skip_completions = self._may_skip_completions()
         if not waited:
@@ -214,41 +214,41 @@ class LiveScheduler:
         waited_for = self.requests.queries or self._dying_front_ends or self._models.any_unloading
         return not waited_for and (self.gangs.count <= 1 or not self._execution.could_grow)
 
-    def _keep_house(self, now_us: float) -> None:
-        self._housekeeping_us = now_us + WATCH_WAIT_US
+    def _maintain(self, now_us: float) -> None:
+        self._maintenance_us = now_us + WATCH_WAIT_US
         self._report_stuck(now_us)
         self._admission.shed(now_us)
         if now_us < self._upkeep_us:
             return
         self._upkeep_us = now_us + UPKEEP_PERIOD_US
-        self._hear_supervisor()  # or that it is gone: nobody rings for that
-        self.model_jobs.tend(now_us)
+        self._poll_supervisor()  # or that it is gone: nobody rings for that
+        self.lifecycle.retry_loads(now_us)
         if self.fast_path is not None:
-            self.fast_path.tend(now_us)
-        self._arenas.tend(now_us)
+            self.fast_path.close_idle(now_us)
+        self._arenas.reclaim(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
-        self._log.tend(now_us)
+        self._log.poll(now_us)
         if self._trace is not None:
             self._trace.tick(now_us)
 
     # -- messages
 
-    def _hear_supervisor(self) -> None:
+    def _poll_supervisor(self) -> None:
         while (message := self.supervisor.receive()) is not None:
             self._execution.changed = True
-            self._obey(message)
+            self._handle(message)
 
-    def _obey(self, message: slow.ControlMessage) -> None:
+    def _handle(self, message: slow.ControlMessage) -> None:
         """Do what the supervisor says. No `match`: mypyc has none for msgspec's classes."""
         if isinstance(message, slow.LoadModel):
-            self.model_jobs.load(message)
+            self.lifecycle.load(message)
         elif isinstance(message, slow.UnloadModel):
-            self.model_jobs.unload(message.model_id)
+            self.lifecycle.unload(message.model_id)
         elif isinstance(message, slow.SetProfile):
             self._models.set_profile(message)
         elif isinstance(message, slow.UseProfile):
-            self.model_jobs.use_profile(message.model_id, Path(message.path))
+            self.lifecycle.use_profile(message.model_id, Path(message.path))
         elif isinstance(message, slow.UseSchedule):
             plan = self._plan(message.model_ids, Path(message.path)) if message.path else None
             self.compounds.use(message.number, plan)
@@ -256,7 +256,7 @@ class LiveScheduler:
             self._worker_died(message)
         elif isinstance(message, slow.WorkerMissing):
             self.workers.miss(message.core)
-            self.model_jobs.worker_missing()
+            self.lifecycle.worker_missing()
         elif isinstance(message, slow.FrontEndDied):
             self._front_end_died(message.front_end)
         elif isinstance(message, slow.SetLog):
@@ -270,15 +270,15 @@ class LiveScheduler:
         """Return the schedule in a file; None if it cannot be used, as the log says."""
         models = [self._models.get(model_id) for model_id in model_ids]
         try:
-            found = read_found(path)
-        except FoundError as error:
+            found = read_schedule(path)
+        except ScheduleFileError as error:
             _log.warning("a schedule is not used, so its ensemble's steps run as others do: %s", error)
             return None
         if found.keys != tuple(model.spec.key for model in models if model is not None):
             return None  # one is being unloaded
         return StagePlan(tuple(model_ids), found.stages, found.cores, found.time_us)
 
-    def _hear_front_ends(self) -> bool:
+    def _poll_front_ends(self) -> bool:
         """Return whether there was anything to hear."""
         messages = self.control.all_submit_rings.drain()
         for front_end, raw in messages:
@@ -291,7 +291,7 @@ class LiveScheduler:
                 self._hold(front_end, message)
         return bool(messages)
 
-    def _hear_workers(self, now_us: float) -> bool:
+    def _poll_workers(self, now_us: float) -> bool:
         """Return whether there was anything to hear."""
         messages = self.control.all_completion_rings.drain()
         for core, raw in messages:
@@ -301,9 +301,9 @@ class LiveScheduler:
                     self._gang_ended()
                 continue
             if isinstance(message, Loaded):
-                self.model_jobs.loaded(core, message.model_id, message.ok, message.error)
+                self.lifecycle.loaded(core, message.model_id, message.ok, message.error)
             elif isinstance(message, Unloaded):
-                self.model_jobs.unloaded(core, message.model_id)
+                self.lifecycle.unloaded(core, message.model_id)
             elif isinstance(message, WorkerReady):
                 self.worker_ready(core, message.pid)
             elif isinstance(message, Kept):  # nobody can begin because of it
@@ -318,7 +318,7 @@ class LiveScheduler:
     def _submit(self, front_end: int, slot: int, generation: int) -> None:
         request = self.requests.admit(front_end, slot, generation)
         if request is not None:
-            self._dispatcher.came(request.query)
+            self._dispatcher.arrived(request.query)
             self._admission.arrived(request)
             self.accept(request)
             if not request.dropped:
@@ -358,15 +358,15 @@ class LiveScheduler:
         self.workers.start(core, pid, self._models.loads())
 
     def _worker_died(self, died: slow.WorkerDied) -> None:
-        self._hear_workers(_now_us())  # what it said before it died; a successor's Ready may be there, too
+        self._poll_workers(_now_us())  # what it said before it died; a successor's Ready may be there, too
         worker = self.workers[died.core]
         if worker.pid == died.pid:
             self._lose_worker(died.core, died.lease)
-            if died.crashed and died.lease < 0 and worker.jobs:
-                self.model_jobs.crashed(worker.jobs[0].model_id)
+            if died.crashed and died.lease < 0 and worker.commands:
+                self.lifecycle.crashed(worker.commands[0].model_id)
 
     def _model_crashed(self, model_id: int) -> None:
-        self.model_jobs.crashed(model_id)
+        self.lifecycle.crashed(model_id)
 
     def _lose_worker(self, core: int, crashed_lease: int = -1) -> None:
         self.workers.lose(core)
@@ -374,7 +374,7 @@ class LiveScheduler:
         self._gang_ended()
 
     def _front_end_died(self, front_end: int) -> None:
-        self._hear_front_ends()  # what it submitted last must be ended, too
+        self._poll_front_ends()  # what it submitted last must be ended, too
         self._models.limits.forget(front_end)
         self._dying_front_ends.add(front_end)
         for request in self.requests.of_front_end(front_end):
@@ -383,7 +383,7 @@ class LiveScheduler:
 
     def _gang_ended(self) -> None:
         if self._models.any_unloading:
-            self.model_jobs.finish_unloads()
+            self.lifecycle.finish_unloads()
         if self._dying_front_ends:
             self._quiet_front_ends()
 

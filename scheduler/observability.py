@@ -351,7 +351,7 @@ class DecisionLog:
         """Note that a request was refused for a reason of `REFUSALS`. Only while watched."""
         self._of(query.model_id).append(_Noted(now_us, None, query, (), free, waiting, REFUSALS[status]))
 
-    def tend(self, now_us: float) -> None:
+    def poll(self, now_us: float) -> None:
         """See whether somebody watches, and write the text once a second. To be called now and then."""
         self.is_watched = self._block.is_watched()
         if not self.is_watched:

@@ -1,6 +1,6 @@
 """How much longer a query runs, on how many cores: what policies decide by. Pure.
 
-`demands` says what VELTAIR's policies ask for, `Work` what the `gangway` policy needs of one query. Times come from the
+`demands` says what VELTAIR's policies ask for, `Job` what the `gangway` policy needs of one query. Times come from the
 profile: each layer in the version that is fastest at the present level of interference, as long as it takes there.
 """
 
@@ -18,7 +18,7 @@ from gangway.scheduler.profiles import ModelProfile
 
 # VELTAIR's layer blocks (ASPLOS 2022, section 4.2, Algorithm 2): core demands of layers, models, blocks; pivots.
 #
-# What does not depend on the moment is computed once for a model: after that a decision is a few look-ups.
+# What does not depend on the time is computed once for a model: after that a decision is a few look-ups.
 #
 # What the paper leaves open, as it is read here:
 #
@@ -275,13 +275,13 @@ def _sums(values: Iterable[float]) -> Sequence[float]:
 
 INFINITE = float("inf")
 # Tiers of the `gangway` policy, the first ones are served first (`policies/gangway.py`).
-BRIEF, AHEAD, AGED, BACKFILL, ON_TIME, AT_RISK, BEST_EFFORT = range(7)
+BRIEF, AHEAD, PROMOTED, ON_TIME, BEST_EFFORT = range(5)
 
 
-class Outlook:
+class Forecast:
     """What is predicted of all queries of a model with about as many rows, at one level, on so many cores.
 
-    Computed once: see `outlook`. Times are microseconds. `most`: cores that such a query can use.
+    Computed once: see `forecast`. Times are microseconds. `most`: cores that such a query can use.
     `whole_us[cores - 1]`: the whole query. `isolated_us`: on all cores that it can use. `fastest_us[layer]`: the
     profile's for one row, from that layer on; empty for more rows. `has_versions`: not only the default ones.
     """
@@ -330,16 +330,16 @@ class Outlook:
         return times, cheapest
 
 
-def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Outlook:
+def forecast(model: ModelProfile, level: float, rows: int, core_count: int) -> Forecast:
     """Return what is predicted of such queries, remembered for each model, like its demands."""
-    key = (outlook, round(level / LEVEL_STEP) if level else 0, (rows - 1).bit_length(), core_count)
-    known: Outlook | None = model.derived.get(key)
+    key = (forecast, round(level / LEVEL_STEP) if level else 0, (rows - 1).bit_length(), core_count)
+    known: Forecast | None = model.derived.get(key)
     if known is None:
-        known = model.derived[key] = Outlook(model, level, rows, core_count)
+        known = model.derived[key] = Forecast(model, level, rows, core_count)
     return known
 
 
-class Moment:
+class DecisionContext:
     """What all queries of a decision have in common.
 
     `level`: of interference, as far as predictions follow it. `efficiency`: what a further core of a gang must add, by
@@ -365,10 +365,10 @@ class Moment:
         self.errors = snapshot.prediction_errors if config.prediction_error.enabled else {}
 
 
-class Work:
+class Job:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    As of `moment`: `slack_us`: from now to its deadline, less the answer's way back. `least_us`: its rest on all cores
+    As of `context`: `slack_us`: from now to its deadline, less the answer's way back. `least_us`: its rest on all cores
     that it can use; `usual_us`: on as many as it usually asks for. `is_lost`: it misses its deadline even if nothing
     disturbs it from now on, or has none to meet. `margin`: what its times are multiplied by where its deadline depends
     on them.
@@ -383,24 +383,49 @@ class Work:
     """
 
     __slots__ = (
-        "_fastest_us", "area_us", "block", "cores", "due_us", "efficient", "elapsed_us", "fixed", "gang", "grant",
-        "idle", "is_lost", "isolated_us", "layer", "least_us", "margin", "model", "moment", "most", "outlook", "query",
-        "request_us", "slack_us", "tier", "times_us", "usual", "usual_us", "weight",
+        "_fastest_us",
+        "area_us",
+        "block",
+        "context",
+        "cores",
+        "due_us",
+        "efficient",
+        "elapsed_us",
+        "fixed",
+        "forecast",
+        "gang",
+        "grant",
+        "idle",
+        "is_lost",
+        "isolated_us",
+        "layer",
+        "least_us",
+        "margin",
+        "model",
+        "most",
+        "query",
+        "request_us",
+        "slack_us",
+        "tier",
+        "times_us",
+        "usual",
+        "usual_us",
+        "weight",
     )  # fmt: skip
 
-    def __init__(self, query: Query, block: RunningBlock | None, moment: Moment) -> None:
+    def __init__(self, query: Query, block: RunningBlock | None, context: DecisionContext) -> None:
         self.query = query
         self.block: RunningBlock | None = None
         self.layer = query.next_layer
-        self.model = model = moment.models[query.model_id]
-        self.outlook = known = outlook(model, moment.level, query.rows, moment.core_count)
+        self.model = model = context.models[query.model_id]
+        self.forecast = known = forecast(model, context.level, query.rows, context.core_count)
         self.times_us = known.table.time_us
         self.most = known.most
         self.isolated_us = self.request_us = known.isolated_us
         if query.request_rows and query.request_rows != query.rows:
-            self.request_us = outlook(model, moment.level, query.request_rows, moment.core_count).isolated_us
-        self.efficient = known.efficient_cores(moment.efficiency)
-        self.idle = known.efficient_cores(moment.config.growth.idle_efficiency)
+            self.request_us = forecast(model, context.level, query.request_rows, context.core_count).isolated_us
+        self.efficient = known.efficient_cores(context.efficiency)
+        self.idle = known.efficient_cores(context.config.growth.idle_efficiency)
         self.usual = min(query.cores or self.efficient, self.most)
         self.slack_us = INFINITE
         self.is_lost = True
@@ -408,10 +433,10 @@ class Work:
         self.tier = BRIEF
         self.gang = 0
         self._wait()
-        self.see(block, moment)
+        self.update(block, context)
 
-    def see(self, block: RunningBlock | None, moment: Moment) -> None:
-        """Bring everything up to date that depends on the moment. Nothing is decided yet."""
+    def update(self, block: RunningBlock | None, context: DecisionContext) -> None:
+        """Bring everything up to date that depends on the time. Nothing is decided yet."""
         query = self.query
         if block is not None:
             if self.block is None or block.layer != self.layer:
@@ -419,7 +444,7 @@ class Work:
                 self._fastest_us = self._fastest_from(block.layer + 1)  # a running layer may end at any moment
             self.cores = len(block.cores)
             began_us = block.layer_started_us
-            self.elapsed_us = moment.now_us - (began_us if began_us > block.started_us else block.started_us)
+            self.elapsed_us = context.now_us - (began_us if began_us > block.started_us else block.started_us)
             self.fixed = block.stopping or self.model.indivisible
             self.block = block
             self.least_us = self.remaining_us(self.most)
@@ -429,13 +454,13 @@ class Work:
         else:
             self.cores = 0  # those that it was to start on
         if query.deadline_us is not None:
-            slack_us = query.deadline_us - moment.now_us - moment.way_back_us
+            slack_us = query.deadline_us - context.now_us - context.way_back_us
             self.slack_us = slack_us
-            self.is_lost = slack_us + moment.way_back_us < self._fastest_us
-        self.moment = moment
-        self.margin = margin = moment.margin
-        if moment.errors:
-            self.margin = max(margin, moment.errors.get(query.model_id, margin))
+            self.is_lost = slack_us + context.way_back_us < self._fastest_us
+        self.context = context
+        self.margin = margin = context.margin
+        if context.errors:
+            self.margin = max(margin, context.errors.get(query.model_id, margin))
         self.weight = 1.0
         self.grant = 0
 
@@ -450,14 +475,14 @@ class Work:
         self._fastest_us = self._fastest_from(self.layer)
 
     def _fastest_from(self, layer: int) -> float:
-        fastest_us = self.outlook.fastest_us
+        fastest_us = self.forecast.fastest_us
         return fastest_us[layer] if fastest_us else self.model.fastest_us(layer, self.most, self.query.rows)
 
     @property
     def plans(self) -> bool:
         """Whether it runs by versions or blocks, or may by other versions of layers."""
         block = self.block
-        return block is not None and bool(block.blocks or block.versions or self.outlook.has_versions)
+        return block is not None and bool(block.blocks or block.versions or self.forecast.has_versions)
 
     def remaining_us(self, cores: int) -> float:
         """Return the rest of the query on so many cores, the part of the present layer that is done taken off."""
@@ -472,49 +497,49 @@ class Work:
 
     def boundary_us(self) -> float:
         """Return how long the present layer of a running query still takes."""
-        return max(0.0, self.outlook.table.span_us(self.layer, self.layer + 1, self.cores) - self.elapsed_us)
+        return max(0.0, self.forecast.table.span_us(self.layer, self.layer + 1, self.cores) - self.elapsed_us)
 
     def cores_within(self, within_us: float) -> int:
         """Return the cheapest number of cores on which the rest takes no longer; all that it can use if none is."""
-        known, elapsed_us = self.outlook, self.elapsed_us
+        known, elapsed_us = self.forecast, self.elapsed_us
         if elapsed_us <= 0:
             return known.cores_within(self.layer, within_us)
         by_now = known.cores_within(self.layer, within_us + elapsed_us)
         return max(by_now, known.cores_within(self.layer + 1, within_us))  # the layer may take longer than predicted
 
 
-class WorkTable:
-    """The works of one decision after another. Of a query that is still there only what the moment changes is new."""
+class JobTable:
+    """The jobs of one decision after another. Of a query that is still there only what the time changes is new."""
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self._config = config
-        self._works: dict[int, Work] = {}  # by query, as of the last decision
-        self._kind: object = None  # of that moment
+        self._jobs: dict[int, Job] = {}  # by query, as of the last decision
+        self._kind: object = None  # of that decision
 
-    def at(self, snapshot: Snapshot, waiting: Iterable[Query]) -> list[Work]:
-        """Return the works of these waiting queries, then of all that run. They are good until the next call."""
-        moment = Moment(snapshot, self._config)
-        known = self._works if moment.kind == self._kind else {}
+    def at(self, snapshot: Snapshot, waiting: Iterable[Query]) -> list[Job]:
+        """Return the jobs of these waiting queries, then of all that run. They are good until the next call."""
+        context = DecisionContext(snapshot, self._config)
+        known = self._jobs if context.kind == self._kind else {}
         models = snapshot.models
-        works = []
+        jobs = []
         for query in waiting:
-            work = known.get(query.query_id)
-            if work is not None and work.query is query and work.model is models[query.model_id]:
-                work.see(None, moment)
+            job = known.get(query.query_id)
+            if job is not None and job.query is query and job.model is models[query.model_id]:
+                job.update(None, context)
             else:
-                work = Work(query, None, moment)
-            works.append(work)
+                job = Job(query, None, context)
+            jobs.append(job)
         for block in snapshot.running:
             query = block.query
-            work = known.get(query.query_id)
-            if work is not None and work.query is query and work.model is models[query.model_id]:
-                work.see(block, moment)
+            job = known.get(query.query_id)
+            if job is not None and job.query is query and job.model is models[query.model_id]:
+                job.update(block, context)
             else:
-                work = Work(query, block, moment)
-            works.append(work)
-        self._works = {work.query.query_id: work for work in works}
-        self._kind = moment.kind
-        return works
+                job = Job(query, block, context)
+            jobs.append(job)
+        self._jobs = {job.query.query_id: job for job in jobs}
+        self._kind = context.kind
+        return jobs
 
 
 def efficient_cores(times_us: Sequence[float], efficiency: float) -> int:

@@ -160,7 +160,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
             case slow.BeginServing():
                 return
             case slow.LoadModel() as spec:
-                scheduler.model_jobs.load(spec)
+                scheduler.lifecycle.load(spec)
             case None:
                 bell.wait(seen, 0)
             case other:
@@ -229,7 +229,7 @@ def _open_files(
     return trace, timeline
 
 
-def _say_how_it_decides() -> None:
+def _log_how_it_decides() -> None:
     if WHY_INTERPRETED == CHANGED:
         _log.warning("decisions take twice as long, by interpreted modules: %s", WHY_INTERPRETED)
     elif WHY_INTERPRETED:
@@ -244,7 +244,7 @@ def main() -> int:
     use_realtime_priority()
     plan = parse_plan()
     log = ProcessLog(LogLevels.from_number(plan.log_levels))
-    _say_how_it_decides()
+    _log_how_it_decides()
     try:
         serve(plan, log)
     except EOFError:

@@ -83,7 +83,7 @@ class ArenaPool:
     all sizes do not make every arena one for the largest.
 
     Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more, the least recently
-    used first. Arenas in use may exceed that. `tend`, called now and then, gives back what is idle for long.
+    used first. Arenas in use may exceed that. `reclaim`, called now and then, gives back what is idle for long.
     """
 
     def __init__(self, segment: Segment, kept_bytes: int) -> None:
@@ -182,7 +182,7 @@ class ArenaPool:
         arena.idle_since_us = self._now_us
         self._idle[offset] = arena
 
-    def tend(self, now_us: float) -> None:
+    def reclaim(self, now_us: float) -> None:
         """Give back the memory of the arena that has been idle for longest, if that is long; one at a time.
 
         The last one that a model used stays unless another is in use: a model that is seldom asked need not wait for
@@ -257,7 +257,7 @@ class Worker:
     index: int
     pid: int = 0
     models: set[int] = field(default_factory=set)
-    jobs: deque[LoadArtifact | Unload] = field(default_factory=deque)  # the first one has been sent
+    commands: deque[LoadArtifact | Unload] = field(default_factory=deque)  # the first one has been sent
     lease: int | None = None
     owed: int = 0
     in_service: bool = False
@@ -339,29 +339,29 @@ class WorkerTable:
         if not self.workers[index].pid:
             self._missing.add(index)
 
-    def order(self, worker: Worker, job: LoadArtifact | Unload) -> None:
+    def order(self, worker: Worker, command: LoadArtifact | Unload) -> None:
         """Send a job now or after those before it."""
         if worker.pid:
-            worker.jobs.append(job)
+            worker.commands.append(command)
             self._free = None
-            if len(worker.jobs) == 1:
-                self._send_job(worker)
+            if len(worker.commands) == 1:
+                self._send_command(worker)
 
-    def order_all(self, job: LoadArtifact | Unload) -> None:
+    def order_all(self, command: LoadArtifact | Unload) -> None:
         """Give every living worker a job."""
         for worker in self.workers:
-            self.order(worker, job)
+            self.order(worker, command)
 
     def answer(self, index: int, model_id: int, has_model: bool) -> None:
         """Note that a worker has done its first job; send the next one."""
         worker = self.workers[index]
-        if not worker.jobs or worker.jobs[0].model_id != model_id:
+        if not worker.commands or worker.commands[0].model_id != model_id:
             return  # the answer to a job of a scheduler before this one
-        worker.jobs.popleft()
+        worker.commands.popleft()
         (worker.models.add if has_model else worker.models.discard)(model_id)
         self._review()
-        if worker.jobs:
-            self._send_job(worker)
+        if worker.commands:
+            self._send_command(worker)
 
     def all_have(self, model_id: int) -> bool:
         """Whether every worker has the model; a dead one's successor is waited for, unless it is missing."""
@@ -375,7 +375,8 @@ class WorkerTable:
     def none_has(self, model_id: int) -> bool:
         """Whether no worker has the model, or has yet to load it."""
         return not any(
-            model_id in worker.models or any(job.model_id == model_id for job in worker.jobs) for worker in self.workers
+            model_id in worker.models or any(command.model_id == model_id for command in worker.commands)
+            for worker in self.workers
         )
 
     def serve(self, model_id: int, served: bool) -> None:
@@ -396,9 +397,9 @@ class WorkerTable:
         self._free = None
         return True
 
-    def _send_job(self, worker: Worker) -> None:
-        job = worker.jobs[0]
-        if isinstance(job, LoadArtifact):
-            job = msgspec.structs.replace(job, at_once=not worker.in_service)
-        if not self._control.command(worker.index, job.pack()):
+    def _send_command(self, worker: Worker) -> None:
+        command = worker.commands[0]
+        if isinstance(command, LoadArtifact):
+            command = msgspec.structs.replace(command, at_once=not worker.in_service)
+        if not self._control.command(worker.index, command.pack()):
             raise RuntimeError(f"the command ring of worker {worker.index} is full")

@@ -142,7 +142,7 @@ class SimulatedBlock:
         """Return when the beginning of a layer that lies ahead will be reached, under these conditions."""
         return self.since_us + (self.table[layer] - self.offset_us) * self.scale
 
-    def see(self, now_us: float) -> RunningBlock:
+    def at(self, now_us: float) -> RunningBlock:
         """Return what a policy sees of it. The same object as long as it is in the same layer."""
         if self.view is not None and now_us < self.view_until_us:
             return self.view

@@ -388,7 +388,7 @@ class RunningView(Sequence[RunningBlock]):
 
     def __iter__(self) -> Iterator[RunningBlock]:
         now_us = self._now_us
-        return iter([block.see(now_us) for block in self._running.values()])
+        return iter([block.at(now_us) for block in self._running.values()])
 
     @overload
     def __getitem__(self, index: int) -> RunningBlock: ...
@@ -400,8 +400,8 @@ class RunningView(Sequence[RunningBlock]):
         if self._blocks is None:
             self._blocks = list(self._running.values())
         if isinstance(index, slice):
-            return [block.see(self._now_us) for block in self._blocks[index]]
-        return self._blocks[index].see(self._now_us)
+            return [block.at(self._now_us) for block in self._blocks[index]]
+        return self._blocks[index].at(self._now_us)
 
 
 class FreeCores:

@@ -242,7 +242,7 @@ class SimulatedScheduler:
     def _position(self, query_id: int) -> tuple[Query, int | None]:
         """Return a query and the layer it is in, None for one that waits."""
         block = self._cores.running.get(query_id)
-        return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)
+        return (self._waiting.find(query_id), None) if block is None else (block.query, block.at(self._now_us).layer)
 
     def _nobody_waits_for(self, query: Query) -> bool:
         """Return whether all requests of a query were dropped."""

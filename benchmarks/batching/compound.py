@@ -19,8 +19,8 @@ from gangway.artifact.reader import read_manifest
 from gangway.executor.launch import available_cores
 from gangway.measure.composer import SEARCHES, ComposeOptions, compose
 from gangway.measure.compound_runner import CompoundRunner
-from gangway.scheduler.stages.found import SCHEDULES_FOLDER, FoundSchedule, write_found
 from gangway.scheduler.stages.ir import Schedule, parallel, schedule, sequential
+from gangway.scheduler.stages.schedule_file import SCHEDULES_FOLDER, StoredSchedule, write_schedule
 from testing.live_server import live_server
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
 from testing.repository import compile_model, ensure_profiles, ensure_zoo
@@ -45,13 +45,13 @@ def measure(names: Sequence[str], repository: Path, rounds: int, seconds: float,
     with CompoundRunner(cache_dir, manifests, available_cores()) as runner:
         found: dict[str, Schedule] = {}
         search_s: dict[str, float] = {}
-        kept: dict[str, FoundSchedule] = {}
+        kept: dict[str, StoredSchedule] = {}
         for search in SEARCHES:
             options = ComposeOptions(search, len(names), ROUNDS, CANDIDATES, seconds)
             composition = compose(runner, cache_dir, options, lambda _phase, _share: None)
             found[search], search_s[search] = composition.found.stages, composition.found.seconds
             kept[search] = composition.found
-        write_found(cache_dir, kept[SEARCHES[0]])
+        write_schedule(cache_dir, kept[SEARCHES[0]])
         with served(names, manifests, repository, cache_dir) as (asked, is_used):
             times_us, skew_us = by_turns(runner, found, rounds, asked)
     usual_us = times_us[SEQUENTIAL]

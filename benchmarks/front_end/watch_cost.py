@@ -66,7 +66,7 @@ def noting_share() -> float:
     log = DecisionLog(control.decision_block)
     control.decision_block.watch()
     now_us = time.monotonic_ns() / 1e3
-    log.tend(now_us)
+    log.poll(now_us)
     waiting = [Query(number, number % MODELS, 1, now_us, now_us + 1e4) for number in range(WAITING)]
     snapshot = Snapshot(now_us, waiting, [], (0, 1), 2, {})
     starts = [
@@ -75,7 +75,7 @@ def noting_share() -> float:
     begin_s = time.process_time()
     for number in range(DECISIONS_PER_S):
         log.add(starts[number % WAITING], snapshot)
-    log.tend(now_us + 2e6)
+    log.poll(now_us + 2e6)
     share = time.process_time() - begin_s
     assert control.decision_block.read()
     return share

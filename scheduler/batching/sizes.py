@@ -25,7 +25,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query
 from gangway.scheduler.policy_config import BATCHING, DEFAULT
-from gangway.scheduler.prediction import outlook
+from gangway.scheduler.prediction import forecast
 from gangway.scheduler.profiles import ModelProfile
 
 NEVER_LATE = float("inf")
@@ -257,6 +257,6 @@ class BatchModel:
             return None
         if not is_worth_waiting(rows, more, gap_us, self.latency_us) or len(self.parts(rows + more)) > 1:
             return None
-        known = outlook(self._profile, 0.0, rows, self.cores)
+        known = forecast(self._profile, 0.0, rows, self.cores)
         takes_all = known.efficient_cores(DEFAULT.growth.idle_efficiency) == self.cores
         return gap_us if takes_all else None  # else there is a core for the next request anyway

@@ -13,11 +13,10 @@ time. Priority classes go strictly first. Within a class a query is of one of th
 
 - `BRIEF`: it computes no longer than a switch takes, late or not, within a bounded share of the machine;
 - `AHEAD`: it is shorter by half than all late queries that have waited for too long;
-- `AGED`: it is late and has waited for too long, or it has been `BEST_EFFORT` for long, within a share of the machine;
-- `BACKFILL`: `AT_RISK` or just late, but shorter than all `ON_TIME` ones, none of which is late if it goes first;
+- `PROMOTED`: it has waited for too long, within a share of the machine, or it is late, shorter than all `ON_TIME` ones,
+  and none of these is late if it goes first;
 - `ON_TIME`: it is in time if all of this tier run in order of their deadlines;
-- `AT_RISK`: it is given up so that the others are in time;
-- `BEST_EFFORT`: it has no deadline, or is certain to be late. It has a virtual deadline.
+- `BEST_EFFORT`: it is given up so that the others are in time, or has no deadline to meet, but a virtual one.
 """
 
 import heapq
@@ -46,24 +45,22 @@ from gangway.scheduler.policy_config import (
     VirtualDeadlines,
 )
 from gangway.scheduler.prediction import (
-    AGED,
     AHEAD,
-    AT_RISK,
-    BACKFILL,
     BEST_EFFORT,
     BRIEF,
     INFINITE,
     ON_TIME,
-    Moment,
-    Work,
-    WorkTable,
+    PROMOTED,
+    DecisionContext,
+    Job,
+    JobTable,
 )
 from gangway.scheduler.profiles import ModelProfile
 
 REASONS = {
     BRIEF: "brief: it delays others by next to nothing",
     ON_TIME: "earliest deadline of those that can be met",
-    BACKFILL: "backfill: it is late, and no other request becomes late by it",
+    PROMOTED: "promoted: it is late, and no other becomes late by it, or it has waited for too long",
 }
 OTHERWISE = "best effort: no request that can meet its deadline needs the cores"
 START_OVER = "too many stopped requests are late and hold memory"
@@ -83,8 +80,8 @@ class Gangway(Policy):
         self._brief = Brief(config.brief)
         self._foresight = Foresight(config)
         self._fairness = FairnessWeights(config.fairness)
-        self._works = WorkTable(config)
-        self._ordered: Sequence[Work] = ()  # as decided last
+        self._jobs = JobTable(config)
+        self._ordered: Sequence[Job] = ()  # as decided last
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Return how to get from what is to what should be."""
@@ -94,24 +91,24 @@ class Gangway(Policy):
         config = self.config
         waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count, snapshot.models, config.planning)
         self._aging.settle(snapshot)
-        works = self._works.at(snapshot, waiting)
-        classify(works, config.virtual_deadlines)
-        self._foresight.give_up(works, snapshot)
-        self._arrival_order.promote(works, snapshot)
-        self._aging.promote(works, snapshot)
-        any_brief = self._brief.promote(works, snapshot)
-        over = excess_stopped(works, snapshot.core_count, config.restarts)
+        jobs = self._jobs.at(snapshot, waiting)
+        classify(jobs, config.virtual_deadlines)
+        self._foresight.give_up(jobs, snapshot)
+        self._arrival_order.promote(jobs, snapshot)
+        self._aging.promote(jobs, snapshot)
+        any_brief = self._brief.promote(jobs, snapshot)
+        over = excess_stopped(jobs, snapshot.core_count, config.restarts)
         if over:
-            works = [work for work in works if work not in over]
-        self._fairness.weigh(works)
-        for work in works:
-            ask(work)
-        ordered = works
-        if len(works) > 1:
-            ordered = in_order(works, config)
+            jobs = [job for job in jobs if job not in over]
+        self._fairness.weigh(jobs)
+        for job in jobs:
+            ask(job)
+        ordered = jobs
+        if len(jobs) > 1:
+            ordered = in_order(jobs, config)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over), config)
         self._ordered = ordered
-        decisions: list[Decision] = [StartOver(work.query.query_id, START_OVER) for work in over]
+        decisions: list[Decision] = [StartOver(job.query.query_id, START_OVER) for job in over]
         decisions += moves(ordered, snapshot, config)
         if any_brief:
             self._brief.charge(ordered, snapshot.core_count)
@@ -123,7 +120,7 @@ class Gangway(Policy):
 
     def yields_from_us(self) -> float | None:
         """Return from when on one of those that run might make room for a newcomer with a deadline."""
-        return self._ordered[0].moment.now_us + yields_in_us(self._ordered) if self._ordered else None
+        return self._ordered[0].context.now_us + yields_in_us(self._ordered) if self._ordered else None
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""
@@ -144,14 +141,14 @@ class Gangway(Policy):
             super().answered(model_id, requests, first_id)
 
 
-def classify(works: Sequence[Work], config: VirtualDeadlines = DEFAULT.virtual_deadlines) -> None:
+def classify(jobs: Sequence[Job], config: VirtualDeadlines = DEFAULT.virtual_deadlines) -> None:
     """Set tier and due time of each: `BEST_EFFORT`, or (so far) `ON_TIME`."""
-    for work in works:
-        query = work.query
-        if query.deadline_us is None or work.is_lost:
-            work.tier, work.due_us = BEST_EFFORT, virtual_due_us(query, work.request_us, config)
+    for job in jobs:
+        query = job.query
+        if query.deadline_us is None or job.is_lost:
+            job.tier, job.due_us = BEST_EFFORT, virtual_due_us(query, job.request_us, config)
         else:
-            work.tier, work.due_us = ON_TIME, query.deadline_us
+            job.tier, job.due_us = ON_TIME, query.deadline_us
 
 
 def virtual_due_us(query: Query, isolated_us: float, config: VirtualDeadlines) -> float:
@@ -161,11 +158,11 @@ def virtual_due_us(query: Query, isolated_us: float, config: VirtualDeadlines) -
     return query.arrival_us + config.late_factor * max(query.deadline_us - query.arrival_us, isolated_us)
 
 
-def rank(work: Work) -> tuple[int, int, bool, float, int]:
-    """Return the key by which queries are served. Of best effort, those that have begun go first: they hold memory."""
-    query = work.query
-    is_new = work.tier == BEST_EFFORT and work.block is None and not query.started
-    return (query.priority, work.tier, is_new, work.due_us, query.query_id)
+def rank(job: Job) -> tuple[int, int, bool, float, int]:
+    """Return the key by which queries are served. Of best effort, who was given up or has begun goes first."""
+    query = job.query
+    is_new = job.tier == BEST_EFFORT and job.is_lost and job.block is None and not query.started
+    return (query.priority, job.tier, is_new, job.due_us, query.query_id)
 
 
 def candidates(
@@ -232,17 +229,17 @@ def _deadline_us(query: Query) -> float:
     return query.deadline_us or 0.0
 
 
-def in_order(works: Sequence[Work], config: PolicyConfig = DEFAULT) -> list[Work]:
+def in_order(jobs: Sequence[Job], config: PolicyConfig = DEFAULT) -> list[Job]:
     """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
-    ordered = sorted(works, key=rank)
+    ordered = sorted(jobs, key=rank)
     given_up = config.triage.enabled and _give_up(ordered)
     if (config.backfill.enabled and _backfill(ordered)) or given_up:
         ordered.sort(key=rank)
     return ordered
 
 
-def _give_up(ordered: Sequence[Work]) -> bool:
-    """Move queries to `AT_RISK`, until the others are in time; return whether there were any.
+def _give_up(ordered: Sequence[Job]) -> bool:
+    """Move queries to `BEST_EFFORT`, until the others are in time; return whether there were any.
 
     Moore and Hodgson's algorithm (1968) over cores x time: whenever the next one in order of deadlines would be late,
     the one with the largest time / weight so far is given up. They are as few as possible if all weigh the same.
@@ -250,149 +247,149 @@ def _give_up(ordered: Sequence[Work]) -> bool:
     if _all_in_time(ordered):
         return False
     planned_us = 0.0  # of the whole machine
-    kept: list[tuple[float, int, float, Work]] = []  # heap, the largest time / weight on top
+    kept: list[tuple[float, int, float, Job]] = []  # heap, the largest time / weight on top
     found = False
-    for index, work in enumerate(ordered):
-        if work.tier != ON_TIME:
-            if work.tier < ON_TIME:
-                planned_us += work.area_us
+    for index, job in enumerate(ordered):
+        if job.tier != ON_TIME:
+            if job.tier < ON_TIME:
+                planned_us += job.area_us
             continue
-        area_us = work.area_us
-        if area_us > work.slack_us:
-            work.tier = AT_RISK
+        area_us = job.area_us
+        if area_us > job.slack_us:
+            job.tier = BEST_EFFORT
             found = True
             continue
         planned_us += area_us
-        heapq.heappush(kept, (-area_us / work.weight, index, area_us, work))
-        if planned_us > work.slack_us:
+        heapq.heappush(kept, (-area_us / job.weight, index, area_us, job))
+        if planned_us > job.slack_us:
             _, _, given_up_us, given_up = heapq.heappop(kept)
             planned_us -= given_up_us
-            given_up.tier = AT_RISK
+            given_up.tier = BEST_EFFORT
             found = True
     return found
 
 
-def _all_in_time(ordered: Sequence[Work]) -> bool:
+def _all_in_time(ordered: Sequence[Job]) -> bool:
     """Return whether all `ON_TIME` queries are in time in this order: the usual case, found without a heap."""
     planned_us = 0.0
-    for work in ordered:
-        if work.tier <= ON_TIME:
-            planned_us += work.area_us
-            if work.tier == ON_TIME and planned_us > work.slack_us:
+    for job in ordered:
+        if job.tier <= ON_TIME:
+            planned_us += job.area_us
+            if job.tier == ON_TIME and planned_us > job.slack_us:
                 return False
     return True
 
 
-def _backfill(ordered: Sequence[Work]) -> bool:
+def _backfill(ordered: Sequence[Job]) -> bool:
     """Let late queries go before longer ones that can spare the time; return whether there were any.
 
     A lost deadline is no reason to wait for everybody else: mean latency counts, and how late it gets. Lengths are
     rest x isolated latency, since a wait counts by the share of the isolated latency that it is. Queries behind their
     virtual deadline are left out: of the hundreds that an overload leaves, one would always fit.
     """
-    moment = ordered[0].moment
+    context = ordered[0].context
     late = [
-        work
-        for work in ordered
-        if work.tier in (AT_RISK, BEST_EFFORT) and work.query.deadline_us is not None and work.due_us > moment.now_us
+        job
+        for job in ordered
+        if job.tier == BEST_EFFORT and job.query.deadline_us is not None and job.due_us > context.now_us
     ]
     if not late:
         return False
-    if all(work.tier != ON_TIME for work in ordered):  # nobody can become late by it
-        for work in late:
-            work.tier = BACKFILL
+    if all(job.tier != ON_TIME for job in ordered):  # nobody can become late by it
+        for job in late:
+            job.tier = PROMOTED
         return True
     planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
-    for work in ordered:
-        if work.tier <= ON_TIME:
-            planned_us += work.area_us
-        if work.tier == ON_TIME:
-            done_within_us = work.due_us - moment.now_us - moment.way_back_us  # less than its slack for a narrow gang
+    for job in ordered:
+        if job.tier <= ON_TIME:
+            planned_us += job.area_us
+        if job.tier == ON_TIME:
+            done_within_us = job.due_us - context.now_us - context.way_back_us  # less than its slack for a narrow gang
             spare_us = min(spare_us, done_within_us - planned_us)
-            shortest = min(shortest, _length(work))
+            shortest = min(shortest, _length(job))
     found = False
-    for work in sorted(late, key=_length):
-        area_us = work.area_us
-        if area_us <= spare_us and _length(work) < shortest:
+    for job in sorted(late, key=_length):
+        area_us = job.area_us
+        if area_us <= spare_us and _length(job) < shortest:
             spare_us -= area_us
-            work.tier = BACKFILL
+            job.tier = PROMOTED
             found = True
     return found
 
 
-def _length(work: Work) -> float:
-    return work.least_us * work.isolated_us
+def _length(job: Job) -> float:
+    return job.least_us * job.isolated_us
 
 
-def ask(work: Work) -> None:
+def ask(job: Job) -> None:
     """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
 
     `due_us` becomes the moment by which the whole machine would have to be done with its cores x time: the deadline, if
     it asks for all cores; nearly its latest start, if it asks for few of many. A part of a batch asks for what was
     planned for it: more would be taken from the other parts, and the batch is done when all are.
     """
-    moment, margin, slack_us = work.moment, work.margin, work.slack_us
-    config, most = moment.config, work.most
-    gang, rest_us = work.usual, work.usual_us * margin
-    if work.fixed:
-        gang = work.cores
-        rest_us = work.remaining_us(gang) * margin
+    context, margin, slack_us = job.context, job.margin, job.slack_us
+    config, most = context.config, job.most
+    gang, rest_us = job.usual, job.usual_us * margin
+    if job.fixed:
+        gang = job.cores
+        rest_us = job.remaining_us(gang) * margin
     if (
         rest_us > slack_us > 0
-        and work.tier in (AHEAD, ON_TIME)
+        and job.tier in (AHEAD, ON_TIME)
         and gang < most
-        and not (work.fixed or work.query.cores)
+        and not (job.fixed or job.query.cores)
         and config.deadline_gangs.enabled
     ):
-        gang = max(gang, work.cores_within(slack_us / margin))
-        rest_us = work.remaining_us(gang) * margin
-    work.gang = gang
-    work.area_us = rest_us * gang / moment.core_count
-    if work.tier == ON_TIME and config.latest_start.enabled and not work.fixed:
-        work.due_us -= rest_us * (1 - gang / moment.core_count)
+        gang = max(gang, job.cores_within(slack_us / margin))
+        rest_us = job.remaining_us(gang) * margin
+    job.gang = gang
+    job.area_us = rest_us * gang / context.core_count
+    if job.tier == ON_TIME and config.latest_start.enabled and not job.fixed:
+        job.due_us -= rest_us * (1 - gang / context.core_count)
 
 
-def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: PolicyConfig = DEFAULT) -> None:
+def share_out(ordered: Sequence[Job], core_count: int, leases: int, config: PolicyConfig = DEFAULT) -> None:
     """Grant cores in this order, first as many as are asked for, then what is left.
 
     A query that has not started yet and finds no lease gets none.
     """
     left = core_count
-    for work in ordered:
-        if work.fixed:
-            left -= work.cores
+    for job in ordered:
+        if job.fixed:
+            left -= job.cores
     able = _able(ordered, leases)
-    for work in able:
-        work.grant = grant = work.gang if work.gang < left else left
+    for job in able:
+        job.grant = grant = job.gang if job.gang < left else left
         left -= grant
         if left <= 0:
             return
-    for work in able:
+    for job in able:
         if left <= 0 or not config.growth.enabled:
             return
-        if work.query.cores and work.block is None:
+        if job.query.cores and job.block is None:
             continue  # beside the other parts of its batch it has what it needs; later it may grow
-        more = min(left, work.idle - work.grant)
+        more = min(left, job.idle - job.grant)
         if more > 0:
-            work.grant += more
+            job.grant += more
             left -= more
 
 
-def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
+def _able(ordered: Sequence[Job], leases: int) -> list[Job]:
     """Set the grants of what nothing changes, and return the others that can run, in order."""
     able = []
-    for work in ordered:
-        if work.fixed:
-            work.grant = work.cores
-        elif work.block is not None or work.query.started:
-            able.append(work)
+    for job in ordered:
+        if job.fixed:
+            job.grant = job.cores
+        elif job.block is not None or job.query.started:
+            able.append(job)
         elif leases > 0:
             leases -= 1
-            able.append(work)
+            able.append(job)
     return able
 
 
-def moves(ordered: Sequence[Work], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
+def moves(ordered: Sequence[Job], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
     """Return the decisions that lead to the grants, as far as they save more than they cost."""
     decisions: list[Decision] = []
     planner = BlockPlanner(ordered, config)
@@ -409,52 +406,52 @@ def moves(ordered: Sequence[Work], snapshot: Snapshot, config: PolicyConfig = DE
 
 
 def _starts(
-    ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision], planner: BlockPlanner
-) -> tuple[tuple[int, ...], list[Work]]:
+    ordered: Sequence[Job], snapshot: Snapshot, decisions: list[Decision], planner: BlockPlanner
+) -> tuple[tuple[int, ...], list[Job]]:
     """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
     free = snapshot.free_cores
     short = []
-    for work in ordered:
-        if work.block is not None or not work.grant:
+    for job in ordered:
+        if job.block is not None or not job.grant:
             continue
-        gang, free = free[: work.grant], free[work.grant :]
+        gang, free = free[: job.grant], free[job.grant :]
         if gang:
-            decisions.append(_start(work, gang, planner))
-            work.cores = len(gang)
-        if len(gang) < work.grant:
-            short.append(work)
+            decisions.append(_start(job, gang, planner))
+            job.cores = len(gang)
+        if len(gang) < job.grant:
+            short.append(job)
     return free, short
 
 
-def _start(work: Work, gang: tuple[int, ...], planner: BlockPlanner) -> Start:
-    versions, blocks = planner.versions(work, len(gang)), planner.blocks(work, len(gang))
-    reason = REASONS.get(work.tier, OTHERWISE)
-    return Start(work.query.query_id, work.model.layers, gang, versions, work.grant, reason, blocks)
+def _start(job: Job, gang: tuple[int, ...], planner: BlockPlanner) -> Start:
+    versions, blocks = planner.versions(job, len(gang)), planner.blocks(job, len(gang))
+    reason = REASONS.get(job.tier, OTHERWISE)
+    return Start(job.query.query_id, job.model.layers, gang, versions, job.grant, reason, blocks)
 
 
 def lone_start(model: ModelProfile, core_count: int, level: float, config: PolicyConfig = DEFAULT) -> LoneStart:
     """Return how a query of one row begins that waits alone, whatever its class, and whether it has a deadline."""
     query, free = Query(0, model.model_id, 1, 0.0, None), tuple(range(core_count))
     snapshot = Snapshot(0.0, (query,), (), free, core_count, {model.model_id: model}, level)
-    work = Work(query, None, Moment(snapshot, config))
-    work.tier = BEST_EFFORT
-    ask(work)
-    share_out([work], core_count, 1, config)
-    may_grow = work.grant < work.most
-    least_us = work.remaining_us(work.grant) * max(config.prediction.min_margin_factor, ERROR.max_factor)
-    return LoneStart(work.grant, work.outlook.table.versions_on(work.grant), may_grow, least_us if may_grow else 0.0)
+    job = Job(query, None, DecisionContext(snapshot, config))
+    job.tier = BEST_EFFORT
+    ask(job)
+    share_out([job], core_count, 1, config)
+    may_grow = job.grant < job.most
+    least_us = job.remaining_us(job.grant) * max(config.prediction.min_margin_factor, ERROR.max_factor)
+    return LoneStart(job.grant, job.forecast.table.versions_on(job.grant), may_grow, least_us if may_grow else 0.0)
 
 
 def _make_room(
-    ordered: Sequence[Work],
-    short: Sequence[Work],
+    ordered: Sequence[Job],
+    short: Sequence[Job],
     snapshot: Snapshot,
     decisions: list[Decision],
     planner: BlockPlanner,
     config: PolicyConfig,
 ) -> None:
     """Let running queries yield cores to those that got too few, the least urgent ones first."""
-    missing = sum(work.grant for work in short) - len(snapshot.free_cores)
+    missing = sum(job.grant for job in short) - len(snapshot.free_cores)
     missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
     first = short[0]
     for victim in reversed(ordered):
@@ -467,14 +464,14 @@ def _make_room(
             victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
-        (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == ON_TIME),
+        (job.slack_us - job.least_us * job.margin - SWITCH_US for job in short if job.tier == ON_TIME),
         default=float("inf"),
     )
     if config.preemption.min_wake_us < wake_us < float("inf"):
         decisions.append(Wake(snapshot.now_us + wake_us))
 
 
-def _yield(victim: Work, to_brief: bool, planner: BlockPlanner, config: StopAtOnce) -> Decision:
+def _yield(victim: Job, to_brief: bool, planner: BlockPlanner, config: StopAtOnce) -> Decision:
     """Return how it makes room. `to_brief`: a boundary that should have come already is not waited for."""
     block = victim.block
     assert block is not None
@@ -485,14 +482,15 @@ def _yield(victim: Work, to_brief: bool, planner: BlockPlanner, config: StopAtOn
     return Stop(block.query.query_id, far, "requests that go first need the cores")
 
 
-def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) -> bool:
+def should_preempt(first: Job, victim: Job, config: PolicyConfig = DEFAULT) -> bool:
     """Return whether taking cores from a running query now is better than waiting for its end.
 
     - A higher class always preempts a lower one. In a class, nobody is preempted with less than a switch to go.
-    - `BRIEF` preempts all; `BEST_EFFORT` victims yield to `ON_TIME` and better.
-    - An `AGED` query preempts no others, and yields only to a query that is less than half as long.
-    - An `AT_RISK` or `BACKFILL` victim yields to a query that it would make late, if its cores x time / weight are more
-      than twice that query's: it may still be in time, so it is one deadline for another.
+    - `BRIEF` preempts all; `BEST_EFFORT` victims that have no deadline to meet yield to `ON_TIME` and better.
+    - A `PROMOTED` victim yields only to a query that is less than half as long. One that is behind its due time
+      preempts no others.
+    - A victim that was given up yields to a query that it would make late, if its cores x time / weight are more than
+      twice that query's: it may still be in time, so it is one deadline for another.
     - An `ON_TIME` victim yields if it is in time all the same, and saves a deadline by it; or gives up only some of its
       cores; or if its wait x isolated latency is more than what the other one takes, times that one's.
     """
@@ -501,13 +499,15 @@ def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) ->
     wait_us = victim.remaining_us(victim.cores)
     if wait_us <= SWITCH_US or first.tier > ON_TIME:
         return False
-    if first.tier == BRIEF or victim.tier == BEST_EFFORT:
+    if first.tier == BRIEF or (victim.tier == BEST_EFFORT and victim.is_lost):
         return True
-    if AGED in (victim.tier, first.tier):
-        return victim.tier == AGED and first.least_us <= config.late_bound.shorter_share * wait_us
+    if victim.tier == PROMOTED:
+        return first.least_us <= config.late_bound.shorter_share * wait_us
+    if first.tier == PROMOTED and first.due_us <= first.context.now_us:
+        return False
     first_us = first.remaining_us(first.grant)
-    saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
-    if victim.tier not in (AHEAD, ON_TIME):
+    saves = first.tier != PROMOTED and wait_us + first_us * first.margin > first.slack_us
+    if victim.tier == BEST_EFFORT:
         factor = config.trading.min_length_factor
         longer = wait_us * victim.cores / victim.weight > factor * first_us * first.grant / first.weight
         return saves and longer and config.trading.enabled
@@ -519,50 +519,50 @@ def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) ->
     return shortens and config.latency_preemption.enabled
 
 
-def can_spare(victim: Work, first_us: float, cores: int) -> bool:
+def can_spare(victim: Job, first_us: float, cores: int) -> bool:
     """Return whether a running query is in time if it goes on with so many cores; none: later, after `first_us`."""
     delay_us = 0.0 if cores else first_us + SWITCH_US
     return delay_us + victim.remaining_us(cores or victim.cores) * victim.margin <= victim.slack_us
 
 
-def _resize(work: Work, cores: tuple[int, ...], reason: str, planner: BlockPlanner) -> Resize:
-    running, versions, blocks = work.block, planner.versions(work, len(cores)), planner.blocks(work, len(cores))
+def _resize(job: Job, cores: tuple[int, ...], reason: str, planner: BlockPlanner) -> Resize:
+    running, versions, blocks = job.block, planner.versions(job, len(cores)), planner.blocks(job, len(cores))
     if running is not None and (versions, blocks) == (running.versions, running.blocks):
-        return Resize(work.query.query_id, cores, reason)
-    return Resize(work.query.query_id, cores, reason, versions, blocks)
+        return Resize(job.query.query_id, cores, reason)
+    return Resize(job.query.query_id, cores, reason, versions, blocks)
 
 
 def _grow(
-    ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision], planner: BlockPlanner, config: Growth
+    ordered: Sequence[Job], free: tuple[int, ...], decisions: list[Decision], planner: BlockPlanner, config: Growth
 ) -> None:
     """Let running queries have more cores where that pays."""
-    for work in ordered:
+    for job in ordered:
         if not free:
             return
-        block = work.block
-        if block is None or work.fixed or work.grant <= work.cores:
+        block = job.block
+        if block is None or job.fixed or job.grant <= job.cores:
             continue
-        joining = free[: work.grant - work.cores]
-        rest_us = work.remaining_us(work.cores)
-        gain_us = rest_us - work.remaining_us(work.cores + len(joining))
+        joining = free[: job.grant - job.cores]
+        rest_us = job.remaining_us(job.cores)
+        gain_us = rest_us - job.remaining_us(job.cores + len(joining))
         if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
             free = free[len(joining) :]
-            decisions.append(_resize(work, block.cores + joining, "it can use idle cores", planner))
+            decisions.append(_resize(job, block.cores + joining, "it can use idle cores", planner))
 
 
-def yields_in_us(works: Sequence[Work]) -> float:
+def yields_in_us(jobs: Sequence[Job]) -> float:
     """Return for how long nobody who runs would yield to a newcomer with a deadline; 0 if somebody would at once.
 
-    `works`: after `moves`. By `should_preempt`: `BEST_EFFORT`, and who was given up, may yield at once. An `ON_TIME`
+    `jobs`: after `moves`. By `should_preempt`: all but `ON_TIME` may yield at once. An `ON_TIME`
     query yields only what it can spare, to a query as short as the shortest that is there; if it runs longer than
     predicted, it is given up when its slack is gone. Who is leaving anyway is not asked.
     """
-    shortest_us = min(work.isolated_us for work in works)
+    shortest_us = min(job.isolated_us for job in jobs)
     found_us = INFINITE
-    for work in works:
-        if not work.cores or work.fixed:
+    for job in jobs:
+        if not job.cores or job.fixed:
             continue
-        if work.tier != ON_TIME or can_spare(work, shortest_us, 0) or (work.cores > 1 and can_spare(work, 0.0, 1)):
+        if job.tier != ON_TIME or can_spare(job, shortest_us, 0) or (job.cores > 1 and can_spare(job, 0.0, 1)):
             return 0.0
-        found_us = min(found_us, work.slack_us - work.remaining_us(work.cores) * work.margin)
+        found_us = min(found_us, job.slack_us - job.remaining_us(job.cores) * job.margin)
     return max(0.0, found_us)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Demands, Work, efficient_cores, threshold_share
+from gangway.scheduler.prediction import Demands, Job, efficient_cores, threshold_share
 
 FEW_CORES = 2  # of a machine: there a query has one or all, and a decision says so
 REASON = "interference, load or free cores have changed"
@@ -57,62 +57,62 @@ def narrowings(blocks: Sequence[PlannedBlock], layer: int, cores: int) -> tuple[
 
 
 class BlockPlanner:
-    """Plans what queries do on the cores that one decision gives them. `works`: all, each with its grant."""
+    """Plans what queries do on the cores that one decision gives them. `jobs`: all, each with its grant."""
 
     __slots__ = ("_active_cores", "_enabled", "may_change")
 
-    def __init__(self, works: Sequence[Work], config: PolicyConfig = DEFAULT) -> None:
+    def __init__(self, jobs: Sequence[Job], config: PolicyConfig = DEFAULT) -> None:
         self._enabled = config.blocks.enabled
         self._active_cores = 0.0
         changes = False
-        for work in works:
-            changes = changes or work.plans or self._has_blocks(work, work.cores)
-            if work.grant:
-                self._active_cores += work.outlook.table.average_cores
+        for job in jobs:
+            changes = changes or job.plans or self._has_blocks(job, job.cores)
+            if job.grant:
+                self._active_cores += job.forecast.table.average_cores
         self.may_change = changes
 
-    def _has_blocks(self, work: Work, cores: int) -> bool:
+    def _has_blocks(self, job: Job, cores: int) -> bool:
         """Whether blocks can matter on so many cores: others want some, or the query could do without some."""
         if not self._enabled or cores < 2:
             return False
-        return work.grant < cores or work.moment.core_count > FEW_CORES or work.outlook.has_versions
+        return job.grant < cores or job.context.core_count > FEW_CORES or job.forecast.has_versions
 
-    def versions(self, work: Work, cores: int) -> tuple[int, ...]:
+    def versions(self, job: Job, cores: int) -> tuple[int, ...]:
         """Return the versions of a query on so many cores, as a Start has them."""
-        if not work.outlook.has_versions:
+        if not job.forecast.has_versions:
             return ()
-        versions = work.outlook.table.versions_on(cores)
-        if versions and (next_layer := work.query.next_layer):
+        versions = job.forecast.table.versions_on(cores)
+        if versions and (next_layer := job.query.next_layer):
             versions = versions[next_layer:]
             versions = versions if any(versions) else ()
         return versions
 
-    def blocks(self, work: Work, cores: int) -> tuple[PlannedBlock, ...]:
+    def blocks(self, job: Job, cores: int) -> tuple[PlannedBlock, ...]:
         """Return the blocks of a query on so many cores, as a Start has them: those that it has not come to."""
-        if not self._has_blocks(work, cores):
+        if not self._has_blocks(job, cores):
             return ()
-        average = work.outlook.table.average_cores
-        threshold = round(threshold_share(work.moment.core_count, average, max(self._active_cores, average)))
-        least = max(work.grant, 1) if work.grant < cores else 1
-        key = (cores, least, threshold, work.moment.efficiency)
-        found = work.outlook.cuts.get(key)
+        average = job.forecast.table.average_cores
+        threshold = round(threshold_share(job.context.core_count, average, max(self._active_cores, average)))
+        least = max(job.grant, 1) if job.grant < cores else 1
+        key = (cores, least, threshold, job.context.efficiency)
+        found = job.forecast.cuts.get(key)
         if found is None:
-            found = work.outlook.cuts[key] = cut(work.outlook.table, *key)
-        if not found.blocks or work.remaining_us(cores) * work.margin + found.longer_us > work.slack_us:
+            found = job.forecast.cuts[key] = cut(job.forecast.table, *key)
+        if not found.blocks or job.remaining_us(cores) * job.margin + found.longer_us > job.slack_us:
             return ()
-        end = work.model.layers if work.block is None else work.block.end_layer
-        return tuple([block for block in found.blocks if work.layer < block.layer < end])
+        end = job.model.layers if job.block is None else job.block.end_layer
+        return tuple([block for block in found.blocks if job.layer < block.layer < end])
 
-    def changes(self, works: Sequence[Work], resized: Sequence[int]) -> Iterator[Replan]:
+    def changes(self, jobs: Sequence[Job], resized: Sequence[int]) -> Iterator[Replan]:
         """Yield a new plan for each query that runs by another one. `resized`: those that a decision is about.
 
         Blocks that begin elsewhere, on as many cores as before, are no reason for one.
         """
-        for work in works:
-            running = work.block
-            if running is None or work.fixed or work.query.query_id in resized:
+        for job in jobs:
+            running = job.block
+            if running is None or job.fixed or job.query.query_id in resized:
                 continue
-            versions, blocks = self.versions(work, work.cores), self.blocks(work, work.cores)
-            now, before = (narrowings(plan, work.layer, work.cores) for plan in (blocks, running.blocks))
+            versions, blocks = self.versions(job, job.cores), self.blocks(job, job.cores)
+            now, before = (narrowings(plan, job.layer, job.cores) for plan in (blocks, running.blocks))
             if versions != running.versions or now != before:
-                yield Replan(work.query.query_id, versions, blocks, REASON)
+                yield Replan(job.query.query_id, versions, blocks, REASON)

@@ -17,16 +17,15 @@ from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policy import Query, Snapshot
 from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
 from gangway.scheduler.prediction import (
-    AGED,
     AHEAD,
-    AT_RISK,
     BEST_EFFORT,
     BRIEF,
     INFINITE,
     ON_TIME,
-    Work,
+    PROMOTED,
+    Job,
     busy_efficiency,
-    outlook,
+    forecast,
 )
 from gangway.scheduler.profiles import ModelProfile
 
@@ -39,16 +38,16 @@ class _Kind:
     target_us: float = 0.0
 
     def arrived(self, arrival_us: float, rows: int, deadline_us: float) -> None:
-        self._see(deadline_us - arrival_us)
+        self._note_target(deadline_us - arrival_us)
         self.rate.arrived(arrival_us, rows)
 
     def arrived_each(self, timed: Sequence[tuple[float, float]]) -> None:
         """Note arrival and deadline of each of several requests of one row."""
         for arrival_us, deadline_us in timed:
-            self._see(deadline_us - arrival_us)
+            self._note_target(deadline_us - arrival_us)
         self.rate.arrived_each([arrival_us for arrival_us, _ in timed], 1)
 
-    def _see(self, target_us: float) -> None:
+    def _note_target(self, target_us: float) -> None:
         self.target_us += (target_us - self.target_us) * (ARRIVALS.gain if self.target_us else 1.0)
 
 
@@ -93,21 +92,21 @@ class Foresight:
     def _kind(self, model_id: int, priority: int) -> _Kind:
         return self._kinds.setdefault((model_id, priority), _Kind())
 
-    def give_up(self, works: list[Work], snapshot: Snapshot) -> None:
-        """Move those from `ON_TIME` to `AT_RISK` for whom the others will leave too little of the machine."""
+    def give_up(self, jobs: list[Job], snapshot: Snapshot) -> None:
+        """Move those from `ON_TIME` to `BEST_EFFORT` for whom the others will leave too little of the machine."""
         if not self._config.foresight.enabled:
             return
         if snapshot.now_us >= self._review_us:
             self._review(snapshot)
         if not self._is_full:
             return
-        for work in works:
-            if work.tier == ON_TIME and _needed_us(work, snapshot.core_count) > self._left_us(work):
-                work.tier = AT_RISK
+        for job in jobs:
+            if job.tier == ON_TIME and _needed_us(job, snapshot.core_count) > self._left_us(job):
+                job.tier = BEST_EFFORT
 
-    def _left_us(self, work: Work) -> float:
+    def _left_us(self, job: Job) -> float:
         """Return how much of its slack the machine has, but for what will come meanwhile and go first."""
-        slack_us, priority = work.slack_us, work.query.priority
+        slack_us, priority = job.slack_us, job.query.priority
         left_us = slack_us
         for load in self._loads:
             if load.priority < priority:
@@ -134,7 +133,7 @@ class Foresight:
 
     def _row_us(self, model_id: int, snapshot: Snapshot, efficiency: float) -> float:
         """Return how long the whole machine has to do with a row, in gangs as a query asks for."""
-        known = outlook(snapshot.models[model_id], 0.0, 1, snapshot.core_count)
+        known = forecast(snapshot.models[model_id], 0.0, 1, snapshot.core_count)
         gang = known.efficient_cores(efficiency)
         margin = self._config.prediction.min_margin_factor
         if self._config.prediction_error.enabled:
@@ -142,9 +141,9 @@ class Foresight:
         return known.whole_us[gang - 1] * margin * gang / snapshot.core_count
 
 
-def _needed_us(work: Work, core_count: int) -> float:
+def _needed_us(job: Job, core_count: int) -> float:
     """Return how long the whole machine has to do with a query that has all cores that it can use."""
-    return work.least_us * work.margin * work.most / core_count
+    return job.least_us * job.margin * job.most / core_count
 
 
 ROUNDING_US = 1.0  # of sums over all requests
@@ -202,7 +201,7 @@ class ArrivalOrder:
             self._done_us = min(self._arrived_us, self._done_us + work_us)
         return True
 
-    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+    def promote(self, jobs: Sequence[Job], snapshot: Snapshot) -> None:
         """Let late queries go first that would wait for longer, and before them those that are far shorter."""
         self._models = snapshot.models
         if not self._config.enabled:
@@ -211,23 +210,23 @@ class ArrivalOrder:
         if max(len(snapshot.waiting), snapshot.waiting_count) > self._config.max_waiting:
             self._due_us.clear()
         due_us = self._due_us
-        overdue = [work for work in works if work.query.arrival_us in due_us and self._is_due(work)] if due_us else ()
+        overdue = [job for job in jobs if job.query.arrival_us in due_us and self._is_due(job)] if due_us else ()
         if not overdue:
             return
-        shorter_us = min(work.least_us for work in overdue) * self._config.shorter_share
-        for work in works:
-            if work.tier in (ON_TIME, BEST_EFFORT) and work.query.deadline_us is not None:
-                work.tier = AHEAD if work.least_us <= shorter_us else work.tier
-        for work in overdue:
-            work.due_us = due_us[work.query.arrival_us]
-            waited_on_us = snapshot.now_us - work.due_us  # shorter ones go ahead for as long again, no longer
-            work.tier = AGED if waited_on_us < work.due_us - work.query.arrival_us else AHEAD
+        shorter_us = min(job.least_us for job in overdue) * self._config.shorter_share
+        for job in jobs:
+            if job.tier in (ON_TIME, BEST_EFFORT) and job.query.deadline_us is not None:
+                job.tier = AHEAD if job.least_us <= shorter_us else job.tier
+        for job in overdue:
+            job.due_us = due_us[job.query.arrival_us]
+            waited_on_us = snapshot.now_us - job.due_us  # shorter ones go ahead for as long again, no longer
+            job.tier = PROMOTED if waited_on_us < job.due_us - job.query.arrival_us else AHEAD
 
-    def _is_due(self, work: Work) -> bool:
+    def _is_due(self, job: Job) -> bool:
         """Return whether a late query has to begin now to be answered when it is due."""
-        if work.tier != BEST_EFFORT or work.query.deadline_us is None:
+        if job.tier != BEST_EFFORT or not job.is_lost or job.query.deadline_us is None:
             return False
-        return self._due_us[work.query.arrival_us] <= work.moment.now_us + work.remaining_us(1)
+        return self._due_us[job.query.arrival_us] <= job.context.now_us + job.remaining_us(1)
 
     def _forget(self, snapshot: Snapshot) -> None:
         """Take out what came before all that waits and runs: it has left, with an answer or without."""
@@ -252,7 +251,7 @@ class Aging:
         self._config = config
         self._budget_us = config.burst_us
         self._updated_us = 0.0
-        self._served: Work | None = None  # the query that is served from the budget, as it was decided
+        self._served: Job | None = None  # the query that is served from the budget, as it was decided
         self._late_lead_us = 0.0  # so much more than best effort the late ones had lately
 
     def settle(self, snapshot: Snapshot) -> None:
@@ -268,7 +267,7 @@ class Aging:
             lead_us = self._late_lead_us + (used_us if served.query.deadline_us is not None else -used_us)
             self._late_lead_us = max(-burst_us, min(burst_us, lead_us))
 
-    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+    def promote(self, jobs: Sequence[Job], snapshot: Snapshot) -> None:
         """Let the query that has been behind for longest go first, if the budget has time for it.
 
         It is served until the budget is empty, and again when half of it is full.
@@ -276,19 +275,19 @@ class Aging:
         if not self._config.enabled:
             return
         served, self._served = self._served, None
-        behind = [work for work in works if work.tier == BEST_EFFORT and work.due_us < snapshot.now_us]
+        behind = [job for job in jobs if job.tier == BEST_EFFORT and job.is_lost and job.due_us < snapshot.now_us]
         if not behind:
             return
-        serving = served is not None and any(work.query.query_id == served.query.query_id for work in behind)
+        serving = served is not None and any(job.query.query_id == served.query.query_id for job in behind)
         if self._budget_us > (0.0 if serving else self._config.burst_us / 2):
             self._served = chosen = self._next(behind, served if serving else None)
-            chosen.tier = AGED
+            chosen.tier = PROMOTED
 
-    def _next(self, behind: Sequence[Work], served: Work | None) -> Work:
+    def _next(self, behind: Sequence[Job], served: Job | None) -> Job:
         """Return the one that is served already, or else the oldest of the kind that had less."""
         if served is not None:
-            return next(work for work in behind if work.query.query_id == served.query.query_id)
-        due = [work for work in behind if (work.query.deadline_us is None) == (self._late_lead_us >= 0.0)]
+            return next(job for job in behind if job.query.query_id == served.query.query_id)
+        due = [job for job in behind if (job.query.deadline_us is None) == (self._late_lead_us >= 0.0)]
         return min(due or behind, key=attrgetter("due_us"))
 
 
@@ -304,7 +303,7 @@ class Brief:
         self._budget_us = config.burst_us
         self._updated_us = 0.0
 
-    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> bool:
+    def promote(self, jobs: Sequence[Job], snapshot: Snapshot) -> bool:
         """Let brief queries with a deadline go before all others of their class, while the budget has time.
 
         Where all are brief, nothing changes. Return whether there may be any.
@@ -315,22 +314,22 @@ class Brief:
         passed_us = snapshot.now_us - self._updated_us
         self._updated_us = snapshot.now_us
         self._budget_us = min(config.burst_us, self._budget_us + passed_us * config.machine_share)
-        brief = [work for work in works if work.model.is_brief and work.query.deadline_us is not None]
-        if not brief or len(brief) == len(works) or self._budget_us <= 0.0:
+        brief = [job for job in jobs if job.model.is_brief and job.query.deadline_us is not None]
+        if not brief or len(brief) == len(jobs) or self._budget_us <= 0.0:
             return False
-        for work in brief:
-            if work.least_us <= SWITCH_US:  # a batch may take more
-                work.tier = BRIEF
+        for job in brief:
+            if job.least_us <= SWITCH_US:  # a batch may take more
+                job.tier = BRIEF
         return True
 
-    def charge(self, works: Sequence[Work], core_count: int) -> None:
+    def charge(self, jobs: Sequence[Job], core_count: int) -> None:
         """Let those pay that begin now, as `moves` has decided: for what they take, and for a switch."""
-        for work in works:
-            if work.tier == BRIEF and work.block is None:
-                self._budget_us -= (work.least_us + SWITCH_US) * work.cores / core_count
+        for job in jobs:
+            if job.tier == BRIEF and job.block is None:
+                self._budget_us -= (job.least_us + SWITCH_US) * job.cores / core_count
 
 
-def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config.Restarts) -> list[Work]:
+def excess_stopped(jobs: Sequence[Job], core_count: int, config: policy_config.Restarts) -> list[Job]:
     """Return the stopped late queries beyond so many for each core: those that have computed least.
 
     A query that is stopped for a more urgent one may lose its deadline while it waits. In an overload most do, and wait
@@ -339,19 +338,23 @@ def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config
     if not config.enabled:
         return []
     stopped = [
-        work
-        for work in works
-        if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
+        job
+        for job in jobs
+        if job.tier == BEST_EFFORT
+        and job.is_lost
+        and job.query.deadline_us is not None
+        and job.query.started
+        and job.block is None
     ]
     excess = len(stopped) - config.max_stopped_per_core * core_count
     if excess <= 0:
         return []
-    stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
+    stopped.sort(key=lambda job: (_done_us(job), -job.query.query_id))
     return stopped[:excess]
 
 
-def _done_us(work: Work) -> float:
-    return work.outlook.whole_us[0] - work.remaining_us(1)
+def _done_us(job: Job) -> float:
+    return job.forecast.whole_us[0] - job.remaining_us(1)
 
 
 class FairnessWeights:
@@ -390,8 +393,8 @@ class FairnessWeights:
         else:
             self._weights.pop(model_id, None)
 
-    def weigh(self, works: list[Work]) -> None:
+    def weigh(self, jobs: list[Job]) -> None:
         """Set what each query's deadline weighs."""
         if self._weights:
-            for work in works:
-                work.weight = self._weights.get(work.query.model_id, 1.0)
+            for job in jobs:
+                job.weight = self._weights.get(job.query.model_id, 1.0)

@@ -151,7 +151,9 @@ def _chosen(
             spare_us -= more_us
         for query in beginning:
             start = starts[query.query_id]
-            chosen[query.query_id] = _in_fp32(start, query, snapshot) if why == IN_TIME else _said(start, BF16, why)
+            chosen[query.query_id] = (
+                _in_fp32(start, query, snapshot) if why == IN_TIME else _with_reason(start, BF16, why)
+            )
     return chosen
 
 
@@ -231,8 +233,8 @@ def _in_fp32(start: Start, query: Query, snapshot: Snapshot) -> Start:
     """Return the Start of the same query as one of the other model, whose layers are others."""
     model = snapshot.models[query.fp32_id]
     versions = fastest_versions(model, snapshot.level, min(len(start.cores), model.cores))
-    return _said(replace(start, end_layer=model.layers, versions=versions, blocks=()), FP32, IN_TIME)
+    return _with_reason(replace(start, end_layer=model.layers, versions=versions, blocks=()), FP32, IN_TIME)
 
 
-def _said(start: Start, precision: str, why: str) -> Start:
+def _with_reason(start: Start, precision: str, why: str) -> Start:
     return replace(start, precision=precision, reason=f"{start.reason}; {why}" if start.reason else why)

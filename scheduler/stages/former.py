@@ -139,7 +139,7 @@ class CompoundFormer(Policy):
         """Let one compound task run by plan, or ask the policy."""
         if not self._plans and not self._tasks:
             return self._inner.decide(snapshot)
-        others = self._look(snapshot)
+        others = self._sort_by_task(snapshot)
         active = self._active
         if active is not None:
             begun = self._go_on(active, snapshot, others)
@@ -177,7 +177,7 @@ class CompoundFormer(Policy):
 
     # -- what there is
 
-    def _look(self, snapshot: Snapshot) -> list[Query]:
+    def _sort_by_task(self, snapshot: Snapshot) -> list[Query]:
         """Sort what waits and runs by compound task; return what waits otherwise."""
         now_us, others, seen = snapshot.now_us, [], set()
         for known in self._tasks.values():

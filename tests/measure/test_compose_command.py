@@ -19,8 +19,14 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.measure import compose_command
 from gangway.measure.compound_runner import CompoundTimes, SegmentRun
-from gangway.scheduler.stages.found import FoundError, FoundSchedule, find_schedule, read_found, read_state
 from gangway.scheduler.stages.ir import StreamSegment
+from gangway.scheduler.stages.schedule_file import (
+    ScheduleFileError,
+    StoredSchedule,
+    find_schedule,
+    read_schedule,
+    read_state,
+)
 
 TENSORS = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 16, 12, 12 ] } ]'
 
@@ -76,9 +82,9 @@ def cache_dir(repository: Path) -> Path:
     return cache.root
 
 
-def found_in(cache_dir: Path) -> tuple[Path, FoundSchedule]:
+def found_in(cache_dir: Path) -> tuple[Path, StoredSchedule]:
     (path,) = (cache_dir / "schedules").glob("*.json")
-    return path, read_found(path)
+    return path, read_schedule(path)
 
 
 def test_a_killed_search_goes_on(repository: Path, cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +123,7 @@ def test_coordinate_descent_is_never_slower_than_its_starts(repository: Path, ca
 def test_a_damaged_schedule_is_refused(cache_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, found = found_in(cache_dir)
     content = path.read_bytes()
-    assert decode(FoundSchedule, encode(found), "schedule") == found
+    assert decode(StoredSchedule, encode(found), "schedule") == found
     record = json.loads(content)
     changes: list[dict[str, object]] = [
         {"format_version": 0},
@@ -136,8 +142,8 @@ def test_a_damaged_schedule_is_refused(cache_dir: Path, tmp_path: Path, caplog: 
     for number, text in enumerate([*damaged, content[: len(content) // 2], b"\xff\x00", b"[" * 100_000]):
         wrong = tmp_path / f"{number}.json"
         wrong.write_bytes(text)
-        with pytest.raises(FoundError, match=f"{number}.json"):
-            read_found(wrong)
+        with pytest.raises(ScheduleFileError, match=f"{number}.json"):
+            read_schedule(wrong)
         with caplog.at_level(logging.WARNING):
             assert read_state(wrong, found.keys, "", found.layers, found.cores) is None
         assert "damaged samples ignored" in caplog.text

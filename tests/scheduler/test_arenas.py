@@ -167,14 +167,14 @@ def test_small_batches_leave_the_large_arenas_to_large_ones(segment: Segment) ->
 def test_what_has_long_been_idle_gives_its_memory_back_but_for_the_last_one_used(segment: Segment) -> None:
     pool = ArenaPool(segment, 64 * PAGE_BYTES)
     pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=8, count=3)
-    pool.tend(1e6)
+    pool.reclaim(1e6)
     arenas = [pool.acquire(1, rows) for rows in (8, 4, 1)]
     for offset in arenas:
         assert offset is not None
         segment.view[offset] = 1
         pool.release(1, offset)
     for now_us, pages in ((1e6 + REST_US - 1, 13), (1e6 + REST_US, 5), (1e6 + REST_US, 1), (1e6 + 2 * REST_US, 1)):
-        pool.tend(now_us)
+        pool.reclaim(now_us)
         assert resident_bytes(segment) == pool.committed_bytes == pages * PAGE_BYTES
     again = pool.acquire(1, 8)
     assert again == arenas[2] and segment.view[again : again + 8 * PAGE_BYTES] == b"\1" + bytes(8 * PAGE_BYTES - 1)
@@ -187,8 +187,8 @@ def test_what_is_used_keeps_its_memory_and_others_beside_it_do_not(segment: Segm
     assert busy is not None and idle is not None
     pool.release(1, idle)
     for _ in range(2):
-        pool.tend(2 * REST_US)
+        pool.reclaim(2 * REST_US)
         assert resident_bytes(segment) == 8 * PAGE_BYTES
     pool.release(1, busy)
-    pool.tend(2 * REST_US + 1)
+    pool.reclaim(2 * REST_US + 1)
     assert pool.acquire(1, 8) == busy and resident_bytes(segment) == 8 * PAGE_BYTES

@@ -8,8 +8,8 @@ from gangway.artifact.profile import whole_machine_id
 from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.slots import SlotStatus, compound_number
 from gangway.scheduler import messages as slow
-from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import StreamSegment
+from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from gangway.server.requests.data_plane import Scheduling
 from tests.helpers.own_time import within
 from tests.helpers.sampled import sampled
@@ -31,10 +31,10 @@ def composed(server, tiny_model, tmp_path):
     _, key = tiny_model
     names = ("tiny", "tiny")
     pointers = ((4, 4), (2, 3))
-    found = FoundSchedule(
+    found = StoredSchedule(
         (key, key), names, (LAYERS,) * 2, whole_machine_id("baseline"), 2, "random", pointers, STAGES, 3e4, 1, 1, 1, 1.0
     )
-    server.use = slow.UseSchedule(SCHEDULE, (7, 7), str(write_found(tmp_path, found)))
+    server.use = slow.UseSchedule(SCHEDULE, (7, 7), str(write_schedule(tmp_path, found)))
     server.tell(server.use)
     server.await_heard()
     return server

@@ -29,7 +29,7 @@ def test_each_decision_is_told_with_what_was_known(control: ControlSegment) -> N
     now_us = time.monotonic_ns() / 1e3
     log = DecisionLog(control.decision_block)
     control.decision_block.watch()
-    log.tend(now_us)
+    log.poll(now_us)
     assert log.is_watched
     waiting = [Query(1, 7, 3, now_us - 2000, now_us + 5000), Query(2, 8, 1, now_us - 1000, None)]
     running = [RunningBlock(Query(number, 9, 1, now_us, None), 4, (1,), now_us, 0) for number in (3, 4)]
@@ -39,7 +39,7 @@ def test_each_decision_is_told_with_what_was_known(control: ControlSegment) -> N
     ]  # fmt: skip
     log.add(decisions, snapshot(now_us, waiting, running))
     log.refused(waiting[1], SlotStatus.QUEUE_FULL, now_us + 1, 1, 2)
-    log.tend(now_us + TELLING_PERIOD_US)
+    log.poll(now_us + TELLING_PERIOD_US)
     by_query = {(each["decision"], each["model_id"]): each for each in told(control)}
     assert set(by_query) == {("Stop", 9), ("Start", 7), ("Resize", 9), ("Refuse", 8)}
     assert by_query["Stop", 9]["cores"] == [1]
@@ -54,11 +54,11 @@ def test_the_newest_are_told_if_there_is_no_room_for_all(control: ControlSegment
     now_us = time.monotonic_ns() / 1e3
     log = DecisionLog(control.decision_block)
     control.decision_block.watch()
-    log.tend(now_us)
+    log.poll(now_us)
     for number in range(300 * 2 * KEPT_DECISIONS):
         query = Query(number, number % 300, 1, now_us, None)
         log.add([Start(number, 1, (0,), reason="x" * 1000)], snapshot(now_us + number, [query], []))
-    log.tend(now_us + TELLING_PERIOD_US)
+    log.poll(now_us + TELLING_PERIOD_US)
     times = [each["at_us"] for each in told(control)]
     assert 50 < len(times) < 300 * KEPT_DECISIONS
     assert times == sorted(times)
@@ -67,6 +67,6 @@ def test_the_newest_are_told_if_there_is_no_room_for_all(control: ControlSegment
 
 def test_nothing_is_told_of_what_nobody_watches(control: ControlSegment) -> None:
     log = DecisionLog(control.decision_block)
-    log.tend(time.monotonic_ns() / 1e3)
+    log.poll(time.monotonic_ns() / 1e3)
     assert not log.is_watched
     assert not control.decision_block.read()

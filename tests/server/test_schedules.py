@@ -8,14 +8,14 @@ import pytest
 
 from gangway.artifact.profile import whole_machine_id
 from gangway.scheduler.messages import LoadModel, UseSchedule
-from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import StreamSegment
+from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from gangway.server.control.repository.schedules import FoundSchedules
 
 TARGET, CORES = "avx2", 2
 KEYS = ("a" * 64, "b" * 64)
 STAGES = ((StreamSegment(0, 0, 2, 1), StreamSegment(1, 0, 4, 1)),)
-FOUND = FoundSchedule(
+FOUND = StoredSchedule(
     KEYS, ("one", "two"), (2, 4), whole_machine_id(TARGET), CORES, "random", ((), ()), STAGES, 1000.0, 1500.0, 1000.0,
     2, 1.0,
 )  # fmt: skip
@@ -51,7 +51,7 @@ def schedules(cache_dir: Path, scheduler: Scheduler, cores: int = CORES) -> Foun
 
 
 def test_a_schedule_is_told_and_dropped(tmp_path: Path) -> None:
-    path = write_found(tmp_path, FOUND)
+    path = write_schedule(tmp_path, FOUND)
     scheduler = Scheduler()
     made = schedules(tmp_path, scheduler)
     used = made.use("ensemble e", [[0, 2, 3]], [4, 9, 5, 9])
@@ -78,10 +78,10 @@ def test_a_schedule_is_told_and_dropped(tmp_path: Path) -> None:
     ],
 )
 def test_a_schedule_that_does_not_fit_is_named_and_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, found: FoundSchedule, changes: dict[str, object], cores: int,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, found: StoredSchedule, changes: dict[str, object], cores: int,
     sentence: str,
 ) -> None:  # fmt: skip
-    write_found(tmp_path, found)
+    write_schedule(tmp_path, found)
     scheduler = Scheduler(**changes)
     with caplog.at_level(logging.INFO):
         assert schedules(tmp_path, scheduler, cores).use("ensemble e", [[0, 1]], [4, 5]) == []
@@ -89,7 +89,7 @@ def test_a_schedule_that_does_not_fit_is_named_and_not_used(
 
 
 def test_gangs_do_not_cross_nodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_found(tmp_path, FOUND)
+    write_schedule(tmp_path, FOUND)
     scheduler = Scheduler()
     scheduler.node_count = 2
     caplog.set_level(logging.INFO, "gangway.server.control.repository.schedules")

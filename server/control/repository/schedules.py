@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.scheduler.messages import LoadModel, UseSchedule
-from gangway.scheduler.stages.found import find_schedule, found_path
+from gangway.scheduler.stages.schedule_file import find_schedule, schedule_path
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.messages import Compounds
 
@@ -94,7 +94,7 @@ class FoundSchedules:
             _log.warning("%s: the schedule of steps %s is not used: %s", title, names, obstacle)
             return None
         number, model_ids = next(self._numbers), tuple(spec.model_id for spec in specs)
-        path = found_path(self._cache_dir, keys, found.machine)
+        path = schedule_path(self._cache_dir, keys, found.machine)
         self._scheduler.use_schedule(UseSchedule(number, model_ids, str(path)))
         times_ms = (found.time_us / 1e3, found.sequential_us / 1e3)
         _log.info("%s: steps %s run by a schedule, in %.3g ms; one after the other %.3g ms", title, names, *times_ms)

@@ -21,7 +21,7 @@ from gangway.scheduler.policy import (
     Wake,
 )
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import Moment, Work
+from gangway.scheduler.prediction import DecisionContext, Job
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
@@ -177,12 +177,12 @@ def test_who_is_late_by_ten_times_the_target_does_not_go_before_others(late_sinc
     # There are hundreds of them in an overload: whoever can spare the time would wait for all of them.
     now_us = 12_000.0 + late_since_us
     late, long = query(1, SHORT, 0.0), query(2, LONG, now_us)
-    moment = Moment(Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS))
-    works = [Work(each, None, moment) for each in (late, long)]
-    classify(works)
-    for work in works:
-        ask(work)
-    assert in_order(works)[0].query.query_id == first
+    context = DecisionContext(Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS))
+    jobs = [Job(each, None, context) for each in (late, long)]
+    classify(jobs)
+    for job in jobs:
+        ask(job)
+    assert in_order(jobs)[0].query.query_id == first
 
 
 def test_a_late_query_takes_the_cores_of_a_longer_one_that_can_spare_the_time() -> None:
@@ -251,13 +251,13 @@ def test_nothing_starves_nor_has_more_than_its_share() -> None:
 def test_a_model_whose_deadlines_are_missed_is_not_given_up_again() -> None:
     # What is left of LONG (36000) and four SHORT (4000 each) are all due within 50000: one of the five has to go.
     shorts = [Query(number, SHORT, 1, 0.0, 50_000.0) for number in (2, 3, 4, 5)]
-    works = [Query(1, LONG, 1, -60_000.0, 50_000.0, 0, 2, True), *shorts]
+    jobs = [Query(1, LONG, 1, -60_000.0, 50_000.0, 0, 2, True), *shorts]
     policy = Gangway()
-    [start] = decide(0.0, works, [], policy)
+    [start] = decide(0.0, jobs, [], policy)
     assert isinstance(start, Start) and start.query_id == 2
     for number in range(100, 130):
         policy.finished(Query(number, LONG, 1, 0.0, 1.0), now_us=2.0)
-    [start] = decide(0.0, works, [], policy)
+    [start] = decide(0.0, jobs, [], policy)
     assert isinstance(start, Start) and start.query_id == 1
 
 
@@ -305,14 +305,16 @@ def test_a_query_asks_for_no_cores_that_do_not_pay() -> None:
     assert asked(slow, 35_500.0).gang == 8, "5 would do, but take 168 instead of 128 ms of core time"
 
 
-def asked(layer_us: Sequence[float], slack_us: float) -> Work:
+def asked(layer_us: Sequence[float], slack_us: float) -> Job:
     """Return a query of 16 layers that asks for cores; `layer_us`: of each on 1, 2, ... cores."""
     count = len(layer_us)
     models = {0: replace(MODELS[SHORT], layers=16, max_ranks=count, latency_us=((tuple(layer_us),),) * 16)}
-    work = Work(Query(1, 0, 1, 0.0, slack_us), None, Moment(Snapshot(0.0, [], [], tuple(range(count)), count, models)))
-    classify([work])
-    ask(work)
-    return work
+    job = Job(
+        Query(1, 0, 1, 0.0, slack_us), None, DecisionContext(Snapshot(0.0, [], [], tuple(range(count)), count, models))
+    )
+    classify([job])
+    ask(job)
+    return job
 
 
 def under_load(share: float, weights: dict[int, float]) -> Result:

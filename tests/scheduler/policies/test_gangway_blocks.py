@@ -6,7 +6,7 @@ from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_blocks import REASON, BlockPlanner, cut
 from gangway.scheduler.policy import Decision, PlannedBlock, Query, Replan, Resize, RunningBlock, Snapshot, Start
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Moment, Work, demands
+from gangway.scheduler.prediction import DecisionContext, Job, demands
 from gangway.scheduler.profiles import ModelProfile
 
 CORES = 4
@@ -87,10 +87,10 @@ def plans_for(
     urgent = replace(MODEL, qos_us=15e3)
     running = RunningBlock(query(1, deadline_us=now_us + slack_us), 6, (0, 1, 2, 3), now_us, 0, now_us, blocks=blocks)
     state = Snapshot(now_us, [], [running], (), CORES, {0: urgent}, way_back_us=0.0)
-    moment = Moment(state, config)
-    work, other = Work(running.query, running, moment), Work(query(2), None, moment)
-    work.grant, other.grant = grant, others or CORES - grant
-    return list(BlockPlanner([other, work], config).changes([other, work], []))
+    context = DecisionContext(state, config)
+    job, other = Job(running.query, running, context), Job(query(2), None, context)
+    job.grant, other.grant = grant, others or CORES - grant
+    return list(BlockPlanner([other, job], config).changes([other, job], []))
 
 
 def test_a_query_gives_up_what_is_not_efficient_at_the_next_block() -> None:

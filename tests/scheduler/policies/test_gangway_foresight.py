@@ -8,7 +8,7 @@ from gangway.scheduler.policies.gangway import Gangway, classify
 from gangway.scheduler.policies.gangway_overload import Foresight
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import AT_RISK, ON_TIME, Moment, Work
+from gangway.scheduler.prediction import BEST_EFFORT, ON_TIME, DecisionContext, Job
 from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1
@@ -55,15 +55,15 @@ def after(gap_us: float, until_us: float, model_id: int = SHORT, priority: int =
 
 def tier(foresight: Foresight, of: Query, now_us: float, models: dict[int, ModelProfile] = MODELS) -> int:
     state = replace(snapshot(now_us, [of]), models=models)
-    work = Work(of, None, Moment(state))
-    classify([work])
-    foresight.give_up([work], state)
-    return work.tier
+    job = Job(of, None, DecisionContext(state))
+    classify([job])
+    foresight.give_up([job], state)
+    return job.tier
 
 
 def test_a_long_query_is_given_up_while_shorter_ones_take_the_machine() -> None:
     # Of each 1900 SHORT takes 2080: of the 60000 nothing is left for LONG's 20800.
-    assert tier(after(1900.0, 1e6), query(9999, LONG, 1e6), 1e6) == AT_RISK
+    assert tier(after(1900.0, 1e6), query(9999, LONG, 1e6), 1e6) == BEST_EFFORT
 
 
 def test_nobody_is_given_up_while_the_machine_can_carry_what_comes() -> None:
@@ -75,14 +75,14 @@ def test_who_has_no_more_time_than_they_is_served_before_them() -> None:
     foresight = after(1900.0, 1e6)
     assert tier(foresight, query(9999, SHORT, 1e6), 1e6) == ON_TIME
     # 20800 of the last 22000 are needed; those who come in 12000 of them take 13100 first.
-    assert tier(foresight, query(9999, LONG, 1e6 - 38_000.0), 1e6) == AT_RISK
+    assert tier(foresight, query(9999, LONG, 1e6 - 38_000.0), 1e6) == BEST_EFFORT
     almost_done = replace(query(9999, LONG, 1e6 - 38_000.0), next_layer=9, started=True)
     assert tier(foresight, almost_done, 1e6) == ON_TIME
 
 
 def test_what_all_ask_for_together_counts() -> None:
     # SHORT takes 0.69 of the machine, LONG 0.42. 60000 - 0.69 * 50000 is enough for one, 35000 - 0.69 * 25000 is not.
-    for more, expected in ((0, ON_TIME), (101, AT_RISK)):
+    for more, expected in ((0, ON_TIME), (101, BEST_EFFORT)):
         foresight = after(3000.0, 5e6)
         for number in range(more):
             foresight.arrived(query(number, LONG, number * 50_000.0))
@@ -90,7 +90,7 @@ def test_what_all_ask_for_together_counts() -> None:
         assert tier(foresight, query(9998, LONG, 5e6 - 25_000.0), 5e6) == expected
 
 
-@pytest.mark.parametrize(("priority", "expected"), [(-1, AT_RISK), (0, ON_TIME), (1, ON_TIME)])
+@pytest.mark.parametrize(("priority", "expected"), [(-1, BEST_EFFORT), (0, ON_TIME), (1, ON_TIME)])
 def test_a_higher_class_goes_first_however_much_time_it_has(priority: int, expected: int) -> None:
     # LONG fills the machine, and its deadlines are later than that of the SHORT one.
     assert tier(after(20_000.0, 3e6, LONG, priority), query(9999, SHORT, 3e6), 3e6) == expected
@@ -108,12 +108,12 @@ def test_a_model_that_has_gone_asks_for_nothing() -> None:
 
 def test_predictions_that_are_exceeded_are_a_higher_load() -> None:
     of, state = query(9999, LONG, 1e6), snapshot(1e6, [])
-    for stretch, expected in ((DEFAULT.prediction.min_margin_factor, ON_TIME), (1.6, AT_RISK)):
+    for stretch, expected in ((DEFAULT.prediction.min_margin_factor, ON_TIME), (1.6, BEST_EFFORT)):
         stretched = replace(state, prediction_errors={SHORT: stretch})
-        work = Work(of, None, Moment(stretched))
-        classify([work])
-        after(2600.0, 1e6).give_up([work], stretched)
-        assert work.tier == expected
+        job = Job(of, None, DecisionContext(stretched))
+        classify([job])
+        after(2600.0, 1e6).give_up([job], stretched)
+        assert job.tier == expected
 
 
 def test_a_running_one_that_is_given_up_makes_room() -> None:

@@ -23,8 +23,8 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.launch import available_cores
-from gangway.scheduler.stages.found import FoundSchedule, write_found
 from gangway.scheduler.stages.ir import StreamSegment
+from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from testing.live_server import live_server
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
@@ -139,7 +139,7 @@ def wanted(names: tuple[str, ...]) -> list[triton.InferRequestedOutput] | None:
     return [triton.InferRequestedOutput(name) for name in names] or None
 
 
-def write_schedule(cache_dir: Path, keys: dict[str, str], cores: int, names: tuple[str, ...]) -> Path:
+def store_schedule(cache_dir: Path, keys: dict[str, str], cores: int, names: tuple[str, ...]) -> Path:
     """Both side by side in part, then one after the other."""
     manifests = [read_manifest(cache_dir / keys[name]) for name in names]
     first, second = (len(manifest.layers) for manifest in manifests)
@@ -150,11 +150,11 @@ def write_schedule(cache_dir: Path, keys: dict[str, str], cores: int, names: tup
     )
     pointers = ((first // 2, first // 2), (second // 3, second))
     machine = whole_machine_id(manifests[0].target.name)
-    found = FoundSchedule(
+    found = StoredSchedule(
         tuple(keys[name] for name in names), names, (first, second), machine, cores, "random", pointers, stages,
         60e3, 80e3, 90e3, 1, 1.0,
     )  # fmt: skip
-    return write_found(cache_dir, found)
+    return write_schedule(cache_dir, found)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +166,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         path = repository / name / "1" / "model.onnx"
         keys[name] = compile_model(path, name, cache, detect(), lambda *_: None).manifest.key
     cores = len(available_cores())
-    write_schedule(cache.root, keys, cores, ("deep", "wide"))
-    write_schedule(cache.root, keys, cores + 1, ("wide", "deep"))
-    damaged = write_schedule(cache.root, keys, cores, ("deep", "quick"))
+    store_schedule(cache.root, keys, cores, ("deep", "wide"))
+    store_schedule(cache.root, keys, cores + 1, ("wide", "deep"))
+    damaged = store_schedule(cache.root, keys, cores, ("deep", "quick"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     ensemble_configs.write(repository, "both", BOTH)
     reversed_steps = config_of(f"x:FP32:{TENSOR}", f"one:FP32:{LAST} two:FP32:{LAST}", STEPS[::-1])

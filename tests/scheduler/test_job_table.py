@@ -9,19 +9,19 @@ import pytest
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import ask, classify, in_order, moves, share_out
 from gangway.scheduler.policy import Decision, Query, RunningBlock, Snapshot, Wake
-from gangway.scheduler.prediction import Moment, Work, WorkTable
+from gangway.scheduler.prediction import DecisionContext, Job, JobTable
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import simulate
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import read_mix
 
-DECIDED = {"area_us", "due_us", "gang", "moment", "tier"}  # what a decision sets before it reads it
-SEEN = sorted(set(Work.__slots__) - DECIDED)
+DECIDED = {"area_us", "due_us", "gang", "context", "tier"}  # what a decision sets before it reads it
+SEEN = sorted(set(Job.__slots__) - DECIDED)
 
 
-def seen(work: Work) -> dict[str, object]:
-    return {name: getattr(work, name) for name in SEEN}
+def seen(job: Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in SEEN}
 
 
 class Compared(Policy):
@@ -35,27 +35,27 @@ class Compared(Policy):
     def __init__(self, seed: int) -> None:
         self.compared = self.remembered = 0
         self._source = random.Random(seed)
-        self._table = WorkTable()
-        self._before: list[Work] = []  # works of the decision before
+        self._table = JobTable()
+        self._before: list[Job] = []  # jobs of the decision before
         self._models: Mapping[int, ModelProfile] | None = None  # in place of those that it is shown
         self._factors: dict[int, float] = {}  # by model: times, over those of the profile
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         snapshot = self._changed(snapshot)
-        works = self._table.at(snapshot, snapshot.waiting)
-        moment = Moment(snapshot)
-        fresh = [Work(query, None, moment) for query in snapshot.waiting]
-        fresh += [Work(block.query, block, moment) for block in snapshot.running]
-        assert list(map(seen, works)) == list(map(seen, fresh))
-        self.compared += len(works)
-        self.remembered += len(set(map(id, works)) & set(map(id, self._before)))
-        self._before = works
-        if not works:
+        jobs = self._table.at(snapshot, snapshot.waiting)
+        context = DecisionContext(snapshot)
+        fresh = [Job(query, None, context) for query in snapshot.waiting]
+        fresh += [Job(block.query, block, context) for block in snapshot.running]
+        assert list(map(seen, jobs)) == list(map(seen, fresh))
+        self.compared += len(jobs)
+        self.remembered += len(set(map(id, jobs)) & set(map(id, self._before)))
+        self._before = jobs
+        if not jobs:
             return ()
-        classify(works)
-        for work in works:
-            ask(work)
-        ordered = in_order(works)
+        classify(jobs)
+        for job in jobs:
+            ask(job)
+        ordered = in_order(jobs)
         share_out(ordered, snapshot.core_count, snapshot.free_leases)
         decisions = moves(ordered, snapshot)
         if self._source.random() < 0.1:  # the driver may be unable to do what was decided, and asks again soon
@@ -101,7 +101,7 @@ def test_remembered_works_are_as_new_ones(contention: Contention | None, rate_pe
 def test_a_query_that_ran_and_waits_again_is_seen_as_one_that_waits() -> None:
     # After the death of a worker the same query may wait again from its first layer on.
     scenario = make_scenario(read_mix("light"), 4)
-    table, query = WorkTable(), Query(1, 0, 1, 0.0, 1e6)
+    table, query = JobTable(), Query(1, 0, 1, 0.0, 1e6)
     block = RunningBlock(query, scenario.models[0].layers, (0, 1), 10.0, layer=5, layer_started_us=20.0)
     first, then = (
         Snapshot(50.0, (), (block,), (2, 3), 4, scenario.models),
@@ -110,4 +110,4 @@ def test_a_query_that_ran_and_waits_again_is_seen_as_one_that_waits() -> None:
     [running] = table.at(first, ())
     [waiting] = table.at(then, (query,))
     assert waiting is running
-    assert seen(waiting) == seen(Work(query, None, Moment(then)))
+    assert seen(waiting) == seen(Job(query, None, DecisionContext(then)))

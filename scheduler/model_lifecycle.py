@@ -40,7 +40,7 @@ class _Retry:
     due_us: float
 
 
-class ModelJobs:
+class ModelLifecycle:
     """Loads and unloads models. As many queries of one can run or be paused at a time as there are leases.
 
     `close` is called with a model's number before an unload, so that the fast path begins nothing of it any more.
@@ -104,7 +104,7 @@ class ModelJobs:
         for model in self._models.in_state(ModelState.LOADING):
             self._serve_if_complete(model)
 
-    def tend(self, now_us: float) -> None:
+    def retry_loads(self, now_us: float) -> None:
         """Have workers try again what they could not load, and forget old crashes."""
         for model_id, crashes in list(self._crashes.items()):
             if crashes[-1] < now_us / 1e6 - CRASH_WINDOW_SECONDS:

@@ -16,18 +16,18 @@ from gangway.base.files import write_whole
 from gangway.base.json_codec import decode, encode
 from gangway.scheduler.stages.ir import Pointers, Schedule, check_pointers, check_schedule
 
-FOUND_VERSION = 1
+SCHEDULE_VERSION = 1
 SCHEDULES_FOLDER = "schedules"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
-class FoundError(Exception):
+class ScheduleFileError(Exception):
     """The file does not hold a whole schedule of this format."""
 
 
 @dataclass(frozen=True)
-class FoundSchedule:
+class StoredSchedule:
     """The fastest schedule of these artifacts, by stream. Times are medians in microseconds, measured by turns."""
 
     keys: tuple[str, ...]
@@ -43,7 +43,7 @@ class FoundSchedule:
     parallel_us: float
     schedules: int  # different ones that were measured
     seconds: float  # the search took, all together
-    format_version: int = FOUND_VERSION
+    format_version: int = SCHEDULE_VERSION
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SearchState:
     seconds: float
 
 
-def found_path(cache_dir: Path, keys: Sequence[str], machine: str) -> Path:
+def schedule_path(cache_dir: Path, keys: Sequence[str], machine: str) -> Path:
     """Where the schedule of these artifacts on a machine (by its id) lies."""
     import hashlib  # noqa: PLC0415 - 1.5 MB of OpenSSL, which the scheduler does without
 
@@ -78,36 +78,36 @@ def found_path(cache_dir: Path, keys: Sequence[str], machine: str) -> Path:
 
 def state_path(cache_dir: Path, keys: Sequence[str], machine: str) -> Path:
     """Where a search keeps what it has measured."""
-    return found_path(cache_dir, keys, machine).with_suffix(".samples")
+    return schedule_path(cache_dir, keys, machine).with_suffix(".samples")
 
 
-def write_found(cache_dir: Path, found: FoundSchedule) -> Path:
+def write_schedule(cache_dir: Path, found: StoredSchedule) -> Path:
     """Write it to its place, whole or not at all, over an older one; return the path. Raises OSError."""
-    path = found_path(cache_dir, found.keys, found.machine)
+    path = schedule_path(cache_dir, found.keys, found.machine)
     write_whole(path, encode(found, indent=1))
     return path
 
 
-def read_found(path: Path) -> FoundSchedule:
+def read_schedule(path: Path) -> StoredSchedule:
     """Return the schedule in a file, checked for consistency. Raises FoundError that names file and field."""
     try:
-        found = decode(FoundSchedule, path.read_bytes(), "schedule")
+        found = decode(StoredSchedule, path.read_bytes(), "schedule")
         _check(found)
     except (OSError, ValueError, RecursionError) as error:
-        raise FoundError(f"{path}: {error}") from error
+        raise ScheduleFileError(f"{path}: {error}") from error
     return found
 
 
-def find_schedule(cache_dir: Path, keys: Sequence[str], target: str) -> FoundSchedule | None:
+def find_schedule(cache_dir: Path, keys: Sequence[str], target: str) -> StoredSchedule | None:
     """Return the schedule of these artifacts on this machine, if there is one. A damaged file is logged and ignored."""
-    path = found_path(cache_dir, keys, whole_machine_id(target))
+    path = schedule_path(cache_dir, keys, whole_machine_id(target))
     if not path.exists():
         return None
     try:
-        found = read_found(path)
+        found = read_schedule(path)
         if found.keys != tuple(keys):
-            raise FoundError(f"{path}: it is of other artifacts")
-    except FoundError as error:
+            raise ScheduleFileError(f"{path}: it is of other artifacts")
+    except ScheduleFileError as error:
         _log.warning("damaged schedule ignored: %s", error)
         return None
     return found
@@ -139,8 +139,10 @@ def read_state(path: Path, keys: Sequence[str], options: str, layers: Sequence[i
     return state
 
 
-def _check(found: FoundSchedule) -> None:
-    _require(found.format_version == FOUND_VERSION, f"format version {found.format_version} is not {FOUND_VERSION}")
+def _check(found: StoredSchedule) -> None:
+    _require(
+        found.format_version == SCHEDULE_VERSION, f"format version {found.format_version} is not {SCHEDULE_VERSION}"
+    )
     _require(bool(found.keys) and all(map(_KEY.fullmatch, found.keys)), "a key is not 64 hex digits")
     _require(len(found.keys) == len(found.names) == len(found.layers), "keys, names and layers are not of as many")
     _require(min(found.time_us, found.sequential_us, found.parallel_us) > 0, "a time is not above 0")
