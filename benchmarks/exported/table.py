@@ -65,9 +65,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.compared:
         rows = json.loads(options.compared.read_text())
-        kept = {name: {key: row[key] for key in KEPT} for name, row in rows.items()}
-        COMPARED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-    compared = json.loads(COMPARED.read_text()) if COMPARED.exists() else {}
+        kept = [json.dumps([name, *(row[key] for key in KEPT)]) for name, row in sorted(rows.items())]
+        COMPARED.write_text("[\n" + ",\n".join(kept) + "\n]\n")
+    compared = {name: dict(zip(KEPT, row, strict=True)) for name, *row in json.loads(COMPARED.read_text())}
     before, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(before + BEGIN + "\n".join(table(read_expected(), compared)) + "\n" + END + rest.split(END)[1])
     return 0

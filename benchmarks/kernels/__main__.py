@@ -1,7 +1,6 @@
-"""Kernels one by one: GFLOP/s of every distinct layer, its share of the measured peak, and onnxruntime beside it, one
-core each.
+"""Kernels one by one: GFLOP/s of every distinct layer and its share of the measured peak, on one core.
 
-Caches are warm on both sides. Multiplications by padding, of pixels or of channels, do not count as work.
+Caches are warm. Multiplications by padding, of pixels or of channels, do not count as work.
 """
 
 import statistics
@@ -16,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kernels.gap import DENSE, MOST_GAP, convolutions, report_gaps
-from benchmarks.kernels.peer import PeerSpec, onnxruntime_us
 from benchmarks.kernels.timing import sampled
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.specs import Array, KernelPlan
+from gangway.compiler.kernels.plain_specs import MatMulSpec
+from gangway.compiler.kernels.specs import Array, ConvSpec, GlobalPoolSpec, KernelPlan, LayerNormSpec, PoolSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
 from gangway.compiler.kernels.templates.tiling import registers
@@ -34,6 +34,7 @@ from testing.report import Report, Row, add_repository_option, option_parser, st
 from testing.repository import ensure_zoo, onnx_file
 
 PEAK_ROUNDS = 100_000
+MEASURED = (ConvSpec, MatMulSpec, AttentionSpec, LayerNormSpec, PoolSpec, GlobalPoolSpec)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def distinct_kernels(path: Path, target: TargetSpec) -> list[Case]:
     steps = lower_graph(read_graph(path), target.lanes).steps
     uses = Counter(step.spec for step in steps)
     first = {step.spec: step for step in reversed(steps)}
-    wanted = [spec for spec in uses if isinstance(spec, PeerSpec)]
+    wanted = [spec for spec in uses if isinstance(spec, MEASURED)]
     return [Case(first[spec], registry.plan(spec, target), uses[spec], f"k{i}") for i, spec in enumerate(wanted)]
 
 
@@ -103,9 +104,6 @@ def _row(case: Case, library: Library, target: TargetSpec, repeats: int, peak: f
     arguments = arguments_of(case, target)
     call = library.bind(case.symbol, arguments)
     ours = statistics.median(sampled(lambda: call(0, case.plan.tasks), repeats)) * 1e6
-    spec = case.step.spec
-    assert isinstance(spec, PeerSpec)
-    theirs = onnxruntime_us(spec)
     work = case.step.spec.flops / 1e3
     return {
         "layer": f"{case.step.operator} {shape_text(case.step)}",
@@ -115,9 +113,6 @@ def _row(case: Case, library: Library, target: TargetSpec, repeats: int, peak: f
         "us": ours,
         "GFLOP/s": work / ours,
         "of peak": f"{work / ours / peak:.0%}",
-        "onnxruntime us": theirs,
-        "its GFLOP/s": work / theirs,
-        "speed-up": theirs / ours,
     }
 
 
