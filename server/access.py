@@ -142,29 +142,16 @@ class Category(StrEnum):
 
 # By the method's name in the service; a route of HTTP has the category of the method it stands for.
 CATEGORY_OF_METHOD: Mapping[str, Category] = {
-    "ServerLive": Category.HEALTH,
-    "ServerReady": Category.HEALTH,
-    "ModelReady": Category.HEALTH,
-    "Check": Category.HEALTH,
-    "Watch": Category.HEALTH,
-    "ServerMetadata": Category.METADATA,
-    "ModelMetadata": Category.METADATA,
-    "ModelInfer": Category.INFERENCE,
-    "ModelStreamInfer": Category.INFERENCE,
-    "SystemSharedMemoryStatus": Category.SHARED_MEMORY,
-    "SystemSharedMemoryRegister": Category.SHARED_MEMORY,
-    "SystemSharedMemoryUnregister": Category.SHARED_MEMORY,
-    "CudaSharedMemoryStatus": Category.SHARED_MEMORY,
-    "CudaSharedMemoryRegister": Category.SHARED_MEMORY,
-    "CudaSharedMemoryUnregister": Category.SHARED_MEMORY,
-    "ModelConfig": Category.MODEL_CONFIG,
-    "RepositoryIndex": Category.MODEL_REPOSITORY,
-    "RepositoryModelLoad": Category.MODEL_REPOSITORY,
-    "RepositoryModelUnload": Category.MODEL_REPOSITORY,
-    "ModelStatistics": Category.STATISTICS,
-    "TraceSetting": Category.TRACE,
-    "LogSettings": Category.LOGGING,
-}
+    "ServerLive": Category.HEALTH, "ServerReady": Category.HEALTH, "ModelReady": Category.HEALTH,
+    "Check": Category.HEALTH, "Watch": Category.HEALTH, "ServerMetadata": Category.METADATA,
+    "ModelMetadata": Category.METADATA, "ModelInfer": Category.INFERENCE, "ModelStreamInfer": Category.INFERENCE,
+    "SystemSharedMemoryStatus": Category.SHARED_MEMORY, "SystemSharedMemoryRegister": Category.SHARED_MEMORY,
+    "SystemSharedMemoryUnregister": Category.SHARED_MEMORY, "CudaSharedMemoryStatus": Category.SHARED_MEMORY,
+    "CudaSharedMemoryRegister": Category.SHARED_MEMORY, "CudaSharedMemoryUnregister": Category.SHARED_MEMORY,
+    "ModelConfig": Category.MODEL_CONFIG, "RepositoryIndex": Category.MODEL_REPOSITORY,
+    "RepositoryModelLoad": Category.MODEL_REPOSITORY, "RepositoryModelUnload": Category.MODEL_REPOSITORY,
+    "ModelStatistics": Category.STATISTICS, "TraceSetting": Category.TRACE, "LogSettings": Category.LOGGING,
+}  # fmt: skip
 
 
 class Restriction(msgspec.Struct, frozen=True):

@@ -355,34 +355,11 @@ class BindFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 FrontEndMessage = (
-    ModelReady
-    | ModelUnavailable
-    | ModelRemoved
-    | ModelPresence
-    | InstanceAttended
-    | ModelRetired
-    | ModelTarget
-    | VariantReady
-    | VariantGone
-    | ShapeWanted
-    | FirstAnswer
-    | InitialLoadDone
-    | RepositoryCall
-    | RepositoryAnswer
-    | Leave
-    | Drain
-    | Listening
-    | BindFailed
-    | LogSettings
-    | TraceOverrides
-    | RegionChange
-    | Proposed
-    | Agreed
-    | Applied
-    | Settled
-    | JobsUnderWay
-    | AllKnown
-)
+    ModelReady | ModelUnavailable | ModelRemoved | ModelPresence | InstanceAttended | ModelRetired | ModelTarget
+    | VariantReady | VariantGone | ShapeWanted | FirstAnswer | InitialLoadDone | RepositoryCall | RepositoryAnswer
+    | Leave | Drain | Listening | BindFailed | LogSettings | TraceOverrides | RegionChange | Proposed | Agreed
+    | Applied | Settled | JobsUnderWay | AllKnown
+)  # fmt: skip
 
 
 def to_json(message: FrontEndMessage) -> bytes:

@@ -214,25 +214,9 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 COMMON = (
-    "--url",
-    "--client",
-    "--mix",
-    "--rate",
-    "--trace",
-    "--scenario",
-    "--seconds",
-    "--warmup",
-    "--seed",
-    "--search",
-    "--goal",
-    "--qos",
-    "--input-data",
-    "--shape",
-    "--timeout-ms",
-    "--json",
-    "--png",
-    "--ssl",
-)
+    "--url", "--client", "--mix", "--rate", "--trace", "--scenario", "--seconds", "--warmup", "--seed", "--search",
+    "--goal", "--qos", "--input-data", "--shape", "--timeout-ms", "--json", "--png", "--ssl",
+)  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:

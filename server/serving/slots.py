@@ -106,20 +106,20 @@ class Completions:
     def _poll(self) -> None:
         """Deal with all that have ended, then have the bell wake the loop."""
         waiting = self._waiting
-        if found := self._found():
+        if done := self._done():
             self._turn.begin()
             # One of them may forget another, whose slot then serves a new request.
-            for slot, ended in [(slot, waiting[slot]) for slot in found]:
+            for slot, ended in [(slot, waiting[slot]) for slot in done]:
                 if waiting.get(slot) is ended:
                     del waiting[slot]
                     logged(ended[1].settle, True)
             self._turn.end()
             logged(self._rest)
         self._slots.bell.arm()
-        if self._found():  # it ended before that
+        if self._done():  # it ended before that
             self._loop.call_soon(self._poll)  # others on the loop have their turn
 
-    def _found(self) -> list[int]:
+    def _done(self) -> list[int]:
         return self._slots.done(tuple(self._waiting))
 
     def _give_up(self) -> None:

@@ -280,7 +280,7 @@ class Compiler:
             return
         stamps = dict(files)
 
-        def found(report: dict[str, Any]) -> None:
+        def note_found(report: dict[str, Any]) -> None:
             if "found" in report:
                 path = Path(report["found"])
                 self._found[path, stamps[path]] = report["folder"]
@@ -288,9 +288,9 @@ class Compiler:
         async with (self._stand_ins if stand_ins else self._compilations).turn:
             if stand_ins:
                 asked = self._asked(self._stand_ins, {"look_up": list(map(str, stamps))})
-                await self._run(asked, found, lane=self._stand_ins)
+                await self._run(asked, note_found, lane=self._stand_ins)
             else:
-                await self._run(self._start(["--look-up", *map(str, stamps)]), found)
+                await self._run(self._start(["--look-up", *map(str, stamps)]), note_found)
 
     @property
     def busy(self) -> bool:

@@ -319,16 +319,16 @@ class ModelControl:
         What will never succeed, or has failed for the files' sake, leaves it as it is. What may succeed later is tried
         again after growing pauses.
         """
-        entry, meanwhile = model.entry, model.meanwhile
-        assert meanwhile is not None, "otherwise there is nothing to complete"
+        entry, pending = model.entry, model.pending_compilation
+        assert pending is not None, "otherwise there is nothing to complete"
         pauses = Backoff(FIRST_COMPILE_PAUSE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
         loaded: list[LoadedModel] = []
         try:
             while not loaded:
                 try:
-                    require_loaded_files(entry.path, meanwhile.files)
+                    require_loaded_files(entry.path, pending.files)
                     loaded.append(await self._loader.load(entry))
-                    require_loaded_files(entry.path, meanwhile.files)
+                    require_loaded_files(entry.path, pending.files)
                 except LOAD_ERRORS as error:
                     self.served.drop(loaded)
                     is_final = error.is_final if isinstance(error, CompileError) else isinstance(error, ConfigError)
@@ -499,7 +499,7 @@ class ServedModels:
             self._loader.announced(model)
             if before is not None:
                 self._release(before)
-            if model.meanwhile is not None:
+            if model.pending_compilation is not None:
                 self._begin_to_complete(model)
         names = {model.entry.name for model in loaded}
         loaded.clear()

@@ -308,7 +308,7 @@ NOT_WANTED = InBf16()
 
 
 @dataclass(frozen=True)
-class Meanwhile:
+class PendingCompilation:
     """What is known of a model that is not compiled yet. `files`: what it is to be compiled of.
 
     `stand_in`: the key of the artifact that serves so long; empty: it is the model's own.
@@ -323,8 +323,8 @@ class LoadedModel:
     """A model in the scheduler and its workers.
 
     `isolated`: how fast it is when it is alone, if that is known. `variants`: what is compiled for certain sizes.
-    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was. `meanwhile`: it is served by
-    onnxruntime until it is compiled.
+    `bf16_id`: the number of the same in bf16 that was loaded with it; -1: nothing was. `pending_compilation`: it is
+    served by onnxruntime until it is compiled.
     """
 
     entry: ModelVersion
@@ -333,7 +333,7 @@ class LoadedModel:
     engine: Engine
     variants: ModelVariants | None
     bf16_id: int = -1
-    meanwhile: Meanwhile | None = None
+    pending_compilation: PendingCompilation | None = None
 
 
 def require_loaded_files(path: Path, stamp: FilesStamp) -> None:

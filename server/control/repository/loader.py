@@ -48,7 +48,7 @@ from gangway.server.control.repository.loaded import (
     InBf16,
     IsolatedLatency,
     LoadedModel,
-    Meanwhile,
+    PendingCompilation,
     TrialResult,
     Trials,
     config_of,
@@ -117,8 +117,8 @@ class ReadModel:
 class MadeModel:
     """4. What workers can load, and what the scheduler is told of it. `batched`: the first dimension counts rows.
 
-    `declared`: sizes of symbolic dimensions that are compiled before the model is ready. `meanwhile`: as of the loaded
-    model.
+    `declared`: sizes of symbolic dimensions that are compiled before it is ready. `pending_compilation`: as of the
+    loaded model.
     """
 
     read: ReadModel
@@ -128,7 +128,7 @@ class MadeModel:
     batched: bool
     declared: Sequence[tuple[int, ...]] = ()
     in_bf16: InBf16 = NOT_WANTED
-    meanwhile: Meanwhile | None = None
+    pending_compilation: PendingCompilation | None = None
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ class ModelLoader:
         """
         entry, config, manifest = read.entry, completed.config, completed.manifest
         declared, only = completed.declared, completed.only
-        meanwhile = Meanwhile(read.files, manifest.key) if manifest.is_stand_in else None
-        if read.at_once and not meanwhile and not await self._are_cached(read, completed):
-            meanwhile, declared, only = Meanwhile(read.files), [], {}
+        pending = PendingCompilation(read.files, manifest.key) if manifest.is_stand_in else None
+        if read.at_once and not pending and not await self._are_cached(read, completed):
+            pending, declared, only = PendingCompilation(read.files), [], {}
         elif only:
             manifest, declared = await self._compiled_for(read, completed), []
         in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, read.wanted, only)
@@ -276,7 +276,7 @@ class ModelLoader:
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = read.limits.applied_to(batching.applied_to(self._capacity.spec(entry.title, manifest, rows)))
-        return MadeModel(read, config, manifest, spec, batched, declared, in_bf16, meanwhile)
+        return MadeModel(read, config, manifest, spec, batched, declared, in_bf16, pending)
 
     async def _start(self, entry: ModelVersion) -> MadeModel:
         """1 to 4 of a Python model: start its instances, which complete its configuration. Raises LOAD_ERRORS."""
@@ -374,7 +374,7 @@ class ModelLoader:
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         warn_of_difference(spec.name, manifest)
         shaped = None
-        if made.meanwhile is None:
+        if made.pending_compilation is None:
             shaped = await self.shapes.prepare(ready, entry, made.declared, spec, made.read.wanted)
             if shaped is not None:
                 ready = shaped.ready  # it may say how declared sizes differ
@@ -383,7 +383,9 @@ class ModelLoader:
                 log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
             if tried.isolated is not None:
                 self._profiles.add(spec.model_id, manifest)
-        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped, profiled.bf16_id, made.meanwhile)
+        return LoadedModel(
+            entry, ready, tried.isolated, manifest.engine, shaped, profiled.bf16_id, made.pending_compilation
+        )
 
     async def _are_cached(self, read: ReadModel, completed: CompletedModel) -> bool:
         """Whether the model need not be compiled for any of the sizes that it is to have at once, or cannot be."""
@@ -447,8 +449,8 @@ class ModelLoader:
 
     async def discard(self, model: LoadedModel) -> None:
         """Remove what was in the cache for a model until it was compiled."""
-        if model.meanwhile is not None and model.meanwhile.stand_in:
-            await self._compiler.discard(model.meanwhile.stand_in)
+        if model.pending_compilation is not None and model.pending_compilation.stand_in:
+            await self._compiler.discard(model.pending_compilation.stand_in)
 
     async def unloaded(self, model: LoadedModel, timeout_seconds: float) -> bool:
         """Return when that has happened; False if it takes too long."""
@@ -536,7 +538,7 @@ def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:
         if model.variants.loaded:
             sizes = ", ".join("x".join(map(str, each)) for each in model.variants.loaded)
             served_by = f"compiled for ({symbols}) of {sizes}; onnxruntime serves other sizes until they are compiled"
-    elif model.meanwhile is not None:
+    elif model.pending_compilation is not None:
         served_by = "served by onnxruntime until it is compiled"
     elif model.engine is Engine.PYTHON:
         served_by = "computed by Python"

@@ -349,7 +349,7 @@ def _batches(model: LoadedModel) -> str:
 
 
 def _status(model: LoadedModel) -> str:
-    until = " until it is compiled" if model.meanwhile else ""
+    until = " until it is compiled" if model.pending_compilation else ""
     return "ready" if model.engine is Engine.NATIVE else f"ready, served by {model.engine}{until}"
 
 

@@ -150,39 +150,11 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_age_timer",
-        "_arriving",
-        "_due",
-        "_ends",
-        "_fruitless",
-        "_has_sent",
-        "_http",
-        "_is_acknowledged",
-        "_is_paused",
-        "_is_waiting",
-        "_last_ping_s",
-        "_piece_bytes",
-        "_pinged_s",
-        "_pings",
-        "_received_s",
-        "_receiving",
-        "_rest",
-        "_shared",
-        "_stall_timer",
-        "_strikes",
-        "_taken",
-        "_timer",
-        "_to_reset",
-        "_transport",
-        "_unsent_bytes",
-        "_watching",
-        "_will_flush",
-        "is_for_health",
-        "phase",
-        "since_s",
-        "streams",
-        "waiting",
-    )
+        "_age_timer", "_arriving", "_due", "_ends", "_fruitless", "_has_sent", "_http", "_is_acknowledged",
+        "_is_paused", "_is_waiting", "_last_ping_s", "_piece_bytes", "_pinged_s", "_pings", "_received_s",
+        "_receiving", "_rest", "_shared", "_stall_timer", "_strikes", "_taken", "_timer", "_to_reset", "_transport",
+        "_unsent_bytes", "_watching", "_will_flush", "is_for_health", "phase", "since_s", "streams", "waiting",
+    )  # fmt: skip
 
     def __init__(self, shared: Connections) -> None:
         self._shared = shared

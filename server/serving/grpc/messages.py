@@ -329,17 +329,9 @@ class CallHead(msgspec.Struct, frozen=True):
         )
 
 
-_OWN: Final = frozenset(
-    (
-        b"te",
-        b"content-type",
-        b"grpc-timeout",
-        b"grpc-encoding",
-        b"grpc-accept-encoding",
-        b"grpc-message",
-        b"grpc-status",
-    )
-)
+_OWN: Final = frozenset({
+    b"te", b"content-type", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-message", b"grpc-status",
+})  # fmt: skip
 
 
 def _binary(value: bytes) -> bytes:

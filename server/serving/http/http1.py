@@ -58,40 +58,11 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     """A client's connection to a site."""
 
     __slots__ = (
-        "_arrived_s",
-        "_arriving",
-        "_at",
-        "_begun_s",
-        "_behind",
-        "_body",
-        "_body_bytes",
-        "_coding",
-        "_coming",
-        "_current",
-        "_fruitless_bytes",
-        "_header_count",
-        "_in_head",
-        "_is_advancing",
-        "_is_full",
-        "_is_half_closed",
-        "_is_left",
-        "_is_paused",
-        "_loop",
-        "_offered",
-        "_parser",
-        "_progress",
-        "_rest_bytes",
-        "_site",
-        "_timer",
-        "_told_bytes",
-        "_unfed",
-        "_unread_s",
-        "_unsent_bytes",
-        "_url",
-        "phase",
-        "since_s",
-        "transport",
-    )
+        "_arrived_s", "_arriving", "_at", "_begun_s", "_behind", "_body", "_body_bytes", "_coding", "_coming",
+        "_current", "_fruitless_bytes", "_header_count", "_in_head", "_is_advancing", "_is_full", "_is_half_closed",
+        "_is_left", "_is_paused", "_loop", "_offered", "_parser", "_progress", "_rest_bytes", "_site", "_timer",
+        "_told_bytes", "_unfed", "_unread_s", "_unsent_bytes", "_url", "phase", "since_s", "transport",
+    )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
         self.phase = Phase.SILENT

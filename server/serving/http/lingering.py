@@ -19,16 +19,8 @@ class Lingering(asyncio.BufferedProtocol):
     """Takes the place of a connection that has sent its last answer. Other connections may have its place at once."""
 
     __slots__ = (
-        "_end_s",
-        "_loop",
-        "_received_bytes",
-        "_seen_bytes",
-        "_site",
-        "_timer",
-        "_transport",
-        "phase",
-        "since_s",
-    )
+        "_end_s", "_loop", "_received_bytes", "_seen_bytes", "_site", "_timer", "_transport", "phase", "since_s",
+    )  # fmt: skip
 
     def __init__(self, site: Site, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         """`transport`: that of the connection, which the site does not have any more."""

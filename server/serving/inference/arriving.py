@@ -26,17 +26,8 @@ class ArrivingRequest:
     """One request. It takes what comes by `write` until it `is_complete`, and ends by `run` or `drop`."""
 
     __slots__ = (
-        "_at",
-        "_begin",
-        "_execute",
-        "_index",
-        "_parts",
-        "_places",
-        "_submission",
-        "plan",
-        "request_id",
-        "size_bytes",
-    )
+        "_at", "_begin", "_execute", "_index", "_parts", "_places", "_submission", "plan", "request_id", "size_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class EnsembleTensors:
 
     def inputs_of(self, inputs: Mapping[str, TensorName]) -> dict[str, EnsembleTensor]:
         """Return the tensors of a step, by their names in its model, without those that are left out."""
-        return {name: value for name, tensor in inputs.items() if (value := self._found(tensor)) is not None}
+        return {name: value for name, tensor in inputs.items() if (value := self._lookup(tensor)) is not None}
 
     def copied_bytes(self, step: EnsembleStep) -> int:
         """Return how many bytes are copied for a step: all of its inputs, or what a compiled model has no place of."""
@@ -91,7 +91,7 @@ class EnsembleTensors:
         """Return the tensors that the answer is made of, as far as steps have left them. They stay until `clear`."""
         found = {}
         for name in self._wanted:
-            value = self._found(name)
+            value = self._lookup(name)
             if value is not None:
                 assert isinstance(value.content, memoryview), "written by a step"
                 found[name] = AnswerTensor(value.datatype, value.shape, value.content)
@@ -102,9 +102,9 @@ class EnsembleTensors:
         for name in list(self._tensors):
             self._drop(name)
 
-    def _found(self, name: TensorName) -> EnsembleTensor | None:
+    def _lookup(self, name: TensorName) -> EnsembleTensor | None:
         value = self._tensors.get(name)
-        return value if value is not None or self._outer is None else self._outer._found(name)
+        return value if value is not None or self._outer is None else self._outer._lookup(name)
 
     def _drop(self, name: TensorName) -> None:
         value = self._tensors.pop(name)

@@ -195,16 +195,9 @@ class ModelRun:
         clock, queue = self.clock, self.queue
         self.submitted_ns = time.monotonic_ns()
         scheduling = Scheduling(
-            deadline_ns,
-            priority,
-            clock.arrival_ns,
-            clock.limit_ns,
-            rejects_late,
-            queue.max_queue,
-            compound,
-            self.queue_end_ns,
-            queue.delays,
-        )
+            deadline_ns, priority, clock.arrival_ns, clock.limit_ns, rejects_late, queue.max_queue, compound,
+            self.queue_end_ns, queue.delays,
+        )  # fmt: skip
         try:
             submission.submit(scheduling, by_bell=True, last=last)
         except PoolExhaustedError as error:
