@@ -54,7 +54,9 @@ def commands() -> Iterator[str]:
         if name != SERVE:
             parser = parser_of(name)
             groups = (group for group in parser._action_groups if group.title != TITLE)
-            arguments = [_argument(parser, action) for group in groups for action in group._group_actions]
+            actions = [action for group in groups for action in group._group_actions]
+            names = [f"`{action.option_strings[-1]}`" for action in actions if action.option_strings]
+            arguments = [*(_argument(parser, action) for action in actions if not action.option_strings), *names]
             sentence = _cell(parser.description or "").partition(". ")[0].rstrip(".")
             yield from ("", f"## gangway {name}", "", f"{sentence}.", "", f"Arguments: {_cell(', '.join(arguments))}.")
 
