@@ -25,8 +25,9 @@ from gangway.artifact.format import (
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.base.host_limits import anonymous_bytes
 from gangway.compiler.arguments import CompileOptions, ModelSource
-from gangway.compiler.candidate import CompiledCandidate
-from gangway.compiler.difference import difference_from_onnxruntime
+from gangway.compiler.comparison.candidate import CompiledCandidate
+from gangway.compiler.comparison.difference import difference_from_onnxruntime
+from gangway.compiler.comparison.speed import is_doubtful, require_speed
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.importer import read_graph
@@ -62,7 +63,6 @@ from gangway.compiler.place.memory import PlacedLayer
 from gangway.compiler.place.precision import with_precision
 from gangway.compiler.place.written import require_whole_outputs
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
-from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
 
 

@@ -118,7 +118,7 @@ class _Job:
 
     def choose(self, exact: CompileResult, min_cosine: float, kept: tuple[str, ...]) -> ChosenPrecision:
         """Compile with ever more layers in fp32, until answers agree or there are no others."""
-        from gangway.compiler.agreement import compare  # noqa: PLC0415 - numpy and TVM take a second
+        from gangway.compiler.comparison.agreement import compare  # noqa: PLC0415 - numpy and TVM take a second
 
         rounds = 0
         while True:

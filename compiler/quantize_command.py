@@ -17,8 +17,8 @@ import numpy as np
 from gangway.artifact.onnx_session import reason_of
 from gangway.artifact.precision import Agreement
 from gangway.base.command_line import CommandParser
-from gangway.compiler.agreement import cosine, top1
 from gangway.compiler.arguments import MODEL_FILE, find_models
+from gangway.compiler.comparison.agreement import cosine, top1
 from gangway.compiler.errors import ModelError
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.model_file import make_readable, open_model, parse

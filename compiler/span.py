@@ -15,8 +15,9 @@ from gangway.artifact.format import ALIGNMENT_BYTES, BufferRef, Layer, Manifest,
 from gangway.artifact.instances import NumberPlace, SizeInstance, SizeInstances, Varying
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
 from gangway.compiler.arguments import CompileOptions, ModelSource
-from gangway.compiler.candidate import CompiledCandidate
-from gangway.compiler.difference import difference_from_onnxruntime
+from gangway.compiler.comparison.candidate import CompiledCandidate
+from gangway.compiler.comparison.difference import difference_from_onnxruntime
+from gangway.compiler.comparison.speed import is_doubtful, require_speed
 from gangway.compiler.errors import MixedRowsError, ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.graph import Graph, TensorType
 from gangway.compiler.frontend.importer import read_graph
@@ -29,7 +30,6 @@ from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 from gangway.compiler.place.arena import keeps_zeros
 from gangway.compiler.place.memory import Buffer, PlacedLayer
 from gangway.compiler.progress import COMPARISON_PHASE, Phases
-from gangway.compiler.speed_check import is_doubtful, require_speed
 from gangway.compiler.target import detect
 
 MOST_SECONDS: Final = 60.0  # of processor time for all sizes; those that come last are left out

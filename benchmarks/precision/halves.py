@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 from benchmarks.precision.processor_time import least_ms, ours
 from gangway.clients.inputs import Array
-from gangway.compiler.agreement import cosine
+from gangway.compiler.comparison.agreement import cosine
 from testing.gang_runner import GangRunner
 from testing.reference import Example, example_of
 from testing.report import Report, Row, add_repository_option, option_parser, start_report

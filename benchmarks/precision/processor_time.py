@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from benchmarks.kernels.models import NETWORKS
 from benchmarks.peers.openvino_peer import openvino_peer
 from gangway.artifact.reader import read_manifest
-from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
+from gangway.compiler.comparison.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from testing.reference import Example, example_of
 from testing.report import Report, Row, add_repository_option, option_parser, start_report

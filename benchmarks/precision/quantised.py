@@ -32,7 +32,7 @@ from benchmarks.peers.openvino_peer import openvino_peer
 from benchmarks.precision import processor_time
 from gangway.artifact.format import WEIGHTS_FILE, Engine
 from gangway.clients.inputs import Array
-from gangway.compiler.agreement import cosine
+from gangway.compiler.comparison.agreement import cosine
 from gangway.compiler.quantize_command import quantise
 from gangway.compiler.target import TARGETS
 from testing.exact_integers import exact_session

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.clients.inputs import Array
-from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
+from gangway.compiler.comparison.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect

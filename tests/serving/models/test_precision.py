@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.precision import BF16
 from gangway.clients.inputs import Array
-from gangway.compiler.agreement import cosine
+from gangway.compiler.comparison.agreement import cosine
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
 from testing.live_server import LiveServer, live_server

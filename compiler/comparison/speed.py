@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from gangway.artifact.format import Layer
-from gangway.compiler.candidate import Call, CandidateMemory, CompiledCandidate
+from gangway.compiler.comparison.candidate import Call, CandidateMemory, CompiledCandidate
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.lower.reference import best_us, example
+from gangway.compiler.lower.reference import best_us
 from gangway.compiler.model_file import open_model
 
 MOST_RATIO = 1.1  # of times
@@ -37,9 +35,7 @@ def require_speed(path: Path, dimensions: Mapping[str, int], candidate: Compiled
     With layers that onnxruntime computes, 0.9 times are too much. Nothing is said of models that onnxruntime cannot
     compute with random numbers.
     """
-    graph, layers = candidate.graph, candidate.layers
-    feeds = {name: example(graph.types[name], seed) for seed, name in enumerate(graph.inputs)}
-    feeds |= {name: np.full_like(feeds[name], dimensions[name]) for name in feeds.keys() & dimensions.keys()}
+    layers, feeds = candidate.layers, candidate.examples(dimensions)
     try:
         session = open_model(path)
         session.run(None, feeds)

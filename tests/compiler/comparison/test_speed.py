@@ -8,10 +8,10 @@ import pytest
 from onnx import parser
 
 from gangway.artifact.format import BufferRef, Layer, MemorySpace, Version
-from gangway.compiler.candidate import CompiledCandidate
+from gangway.compiler.comparison.candidate import CompiledCandidate
+from gangway.compiler.comparison.speed import is_doubtful, require_speed
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.frontend.importer import read_graph
-from gangway.compiler.speed_check import is_doubtful, require_speed
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 8] y)
 <float s = {0.1}, int8 z = {0}> { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d) }"""

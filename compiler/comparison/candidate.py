@@ -13,6 +13,7 @@ from gangway.artifact.onnx_session import bind_static, element_type, open_sessio
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import Array
+from gangway.compiler.lower.reference import example
 
 Call = Callable[[], object]
 
@@ -31,6 +32,19 @@ class CompiledCandidate:
     def of(cls, graph: Graph, manifest: Manifest, folder: Path) -> "CompiledCandidate":
         """Return a model of the cache."""
         return cls(graph, manifest.layers, folder / KERNELS_FILE, folder / WEIGHTS_FILE, manifest.arena_bytes)
+
+    def examples(self, dimensions: Mapping[str, int]) -> dict[str, Array]:
+        """Return random numbers for the inputs; `dimensions` has the values of those that it names."""
+        kinds = {name: self.graph.types[name] for name in self.graph.inputs}
+        feeds = {name: _fractions(example(kind, seed), seed) for seed, (name, kind) in enumerate(kinds.items())}
+        return feeds | {name: np.full_like(feeds[name], dimensions[name]) for name in feeds.keys() & dimensions.keys()}
+
+    def answers(self, memory: "CandidateMemory") -> list[Array]:
+        """Return the outputs as they are in memory."""
+        kinds = [self.graph.types[name] for name in self.graph.outputs]
+        return [
+            numbers.view(kind.dtype).reshape(kind.shape) for numbers, kind in zip(memory.outputs, kinds, strict=True)
+        ]
 
     def calls(self, memory: "CandidateMemory", weights: Array | None = None) -> list[Call]:
         """Return a call of all tasks of each layer, on one row; `weights`: the bytes of others than its own."""
@@ -80,6 +94,13 @@ class CandidateMemory:
     def outputs(self) -> Sequence[Array]:
         """The bytes of the outputs."""
         return self.spaces[MemorySpace.OUTPUT]
+
+
+def _fractions(values: Array, seed: int) -> Array:
+    """Return an example that has fractions where its type has them."""
+    if values.dtype.kind != "f" or values.dtype == np.float32:
+        return values
+    return np.random.default_rng(seed).standard_normal(values.shape).astype(values.dtype)
 
 
 def _island_call(path: Path, arguments: Sequence[Array]) -> Call:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gangway.compiler.candidate import CandidateMemory, CompiledCandidate
+from gangway.compiler.comparison.candidate import CandidateMemory, CompiledCandidate
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.kernels.specs import Array
-from gangway.compiler.lower.reference import example, run_apart
+from gangway.compiler.lower.reference import run_apart
 from gangway.compiler.model_file import open_model
 
 MOST_DIFFERENCE = 1e-3  # of the largest number of an output: sums in another order differ by less
@@ -28,21 +28,14 @@ def difference_from_onnxruntime(
     """
     if candidate.weights.stat().st_size > LARGEST_BYTES:
         return ""
-    graph = candidate.graph
-    feeds = {name: _numbers(example(graph.types[name], seed), seed) for seed, name in enumerate(graph.inputs)}
-    feeds |= {name: np.full_like(feeds[name], dimensions[name]) for name in feeds.keys() & dimensions.keys()}
+    feeds = candidate.examples(dimensions)
 
     def compare() -> str:
         session = open_model(path)
         names = [output.name for output in session.get_outputs()]
         memory = CandidateMemory.of(candidate, feeds)
         results: list[Any] = [call() for call in candidate.calls(memory)]
-        if tail:
-            answers = results[-1]
-        else:
-            kinds = [graph.types[name] for name in graph.outputs]
-            pairs = zip(memory.outputs, kinds, strict=True)
-            answers = [numbers.view(kind.dtype).reshape(kind.shape) for numbers, kind in pairs]
+        answers = results[-1] if tail else candidate.answers(memory)
         return describe(names, answers, session.run(names, feeds))
 
     try:
@@ -84,10 +77,3 @@ def _difference(ours: Array, theirs: Array) -> tuple[float, str]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
-
-
-def _numbers(values: Array, seed: int) -> Array:
-    """Return an example that has fractions where its type has them."""
-    if values.dtype.kind != "f" or values.dtype == np.float32:
-        return values
-    return np.random.default_rng(seed).standard_normal(values.shape).astype(values.dtype)

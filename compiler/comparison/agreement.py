@@ -12,7 +12,7 @@ import numpy as np
 
 from gangway.artifact.format import Layer
 from gangway.artifact.precision import Agreement
-from gangway.compiler.candidate import Call, CandidateMemory, CompiledCandidate
+from gangway.compiler.comparison.candidate import Call, CandidateMemory, CompiledCandidate
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates.bf16 import words
@@ -81,7 +81,6 @@ class _Model:
 
     def __init__(self, candidate: CompiledCandidate, feeds: Mapping[str, Array]) -> None:
         self._candidate = candidate
-        self._kinds = [candidate.graph.types[name] for name in candidate.graph.outputs]
         self._memory = CandidateMemory.of(candidate, feeds)
         self._calls = candidate.calls(self._memory)
         self._rounded: Sequence[Call] = ()
@@ -94,8 +93,7 @@ class _Model:
         self._memory.feed([feeds[name] for name in self._candidate.graph.inputs])
         for call in calls:
             call()
-        outputs = zip(self._memory.outputs, self._kinds, strict=True)
-        return [numbers.view(kind.dtype).reshape(kind.shape).copy() for numbers, kind in outputs]
+        return [answer.copy() for answer in self._candidate.answers(self._memory)]
 
     def _with_rounded_weights(self) -> Sequence[Call]:
         if not self._rounded:

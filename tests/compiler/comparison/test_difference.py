@@ -9,7 +9,7 @@ import pytest
 
 from gangway.artifact.format import Engine
 from gangway.artifact.reader import verify
-from gangway.compiler.difference import describe
+from gangway.compiler.comparison.difference import describe
 from tests.helpers.rounded_products import save_rounded
 
 Compile = Callable[..., Any]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangway.compiler.agreement import cosine, layers_to_keep, rounded, top1
+from gangway.compiler.comparison.agreement import cosine, layers_to_keep, rounded, top1
 
 LOST = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.floats(0, 1), min_size=1, max_size=20)
 
