@@ -125,8 +125,9 @@ def _exporter(name: str, versions: Mapping[str, str]) -> str:
     if "ultralytics" in versions:
         return "ultralytics"
     if "torch" in versions:
-        way = "torch, TorchScript" if name.startswith("ts_") else "torch, dynamo"
-        return f"{way}: {main or 'modules'}"
+        if name.startswith("ts_"):
+            return "torch, TorchScript"
+        return f"torch, dynamo: {main or 'modules'}"
     package = main or next(iter(versions))
     return next((title for title, packages in TOGETHER.items() if package in packages), package)
 
