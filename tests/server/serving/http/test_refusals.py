@@ -1,4 +1,7 @@
-"""Every wrong request over HTTP is refused with its status and a message that names what is wrong."""
+"""Wrong requests over HTTP are refused with their status and a message that names what is wrong.
+
+More of them, byte by byte, are in `tests/wire`.
+"""
 
 import gzip
 import json
@@ -38,28 +41,19 @@ CASES: dict[str, tuple[Change, int, str]] = {
     "negative timeout": (setting("parameters", to={"timeout": -1}), 400, "parameter 'timeout' for model 'simple'"),
     "fractional priority": (setting("parameters", to={"priority": 0.5}), 400, "expected int64_param, got double_param"),
     # what only JSON can get wrong
-    "no inputs": (lambda request: request.pop("inputs"), 400, "expected an array as 'inputs', got nothing"),
     "inputs that are no array": (setting("inputs", to={}), 400, "expected an array as 'inputs', got an object"),
     "an input that is no object": (setting("inputs", 0, to=5), 400, "expected an object as input, got a number"),
-    "no name": (lambda request: request["inputs"][0].pop("name"), 400, "expected a string as 'name', got nothing"),
     "half a character": (first(name="\ud800"), 400, "the string is not UTF-8"),
-    "no datatype": (lambda request: request["inputs"][0].pop("datatype"), 400, f"{INPUT}: expected a string as"),
-    "no shape": (lambda request: request["inputs"][0].pop("shape"), 400, f"{INPUT}: expected an array of numbers"),
     "a shape of booleans": (first(shape=[True, 16]), 400, f"{INPUT}: expected an array of numbers as 'shape'"),
     "a huge shape": (first(shape=[2**70, 16]), 400, f"{INPUT}: expected an array of numbers as 'shape'"),
     "a shape of which the product overflows": (first(shape=[2**62, 16]), 400, f"{INPUT}: expected {2**66} elements"),
     "no data": (lambda request: request["inputs"][0].pop("data"), 400, f"{INPUT}: expected 'data', 'binary_data_size'"),
     "data twice": (first(parameters={"binary_data_size": 64}), 400, "got 'data' and 'binary_data_size'"),
     "data that is no array": (first(data=1), 400, f"{INPUT}: expected an array as 'data', got a number"),
-    "too little data": (first(data=[1] * 15), 400, f"{INPUT}: expected 16 elements in 'data' for the shape, got 15"),
     "ragged data": (first(data=[[1] * 8, 1]), 400, f"{INPUT}: arrays and elements are mixed"),
     "deep data": (first(data=json.loads("[" * 40 + "]" * 40)), 400, f"{INPUT}: the arrays are nested deeper than"),
-    "strings": (first(data=["1"] * 16), 400, f"{INPUT}: a string (1) is no element of INT32"),
-    "fractions": (first(data=[1.5] * 16), 400, f"{INPUT}: a number (1.5) is no element of INT32"),
     "null": (first(data=[None] * 16), 400, f"{INPUT}: null (None) is no element of INT32"),
-    "out of range": (first(data=[2**31] * 16), 400, f"{INPUT}: an element is out of the range of INT32"),
     "far out of range": (first(data=[10**30] * 16), 400, f"{INPUT}: "),
-    "an unknown datatype": (first(datatype="INT4"), 400, f"{INPUT}: unknown datatype 'INT4'"),
     "binary data that is not there": (
         lambda request: (request["inputs"][0].pop("data"), first(parameters={"binary_data_size": 64})(request)),
         400,
@@ -73,7 +67,6 @@ CASES: dict[str, tuple[Change, int, str]] = {
     "parameters that are no object": (setting("parameters", to=[]), 400, "expected an object as 'parameters'"),
     "a parameter that is an array": (setting("parameters", to={"own": []}), 400, "parameter 'own': expected a string"),
     "a flag that is none": (setting("parameters", to={"binary_data_output": 1}), 400, "expected a boolean as"),
-    "an id that is no string": (setting("id", to=7), 400, "expected a string as 'id', got a number"),
     "a long id": (setting("id", to="x" * 70_000), 400, "expected an id of at most 65536 bytes"),
 }
 
@@ -98,19 +91,13 @@ def test_floats_out_of_range(http: Ask) -> None:
 
 
 BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
-    "nothing": (b"", {}, 400, "expected an array as 'inputs', got nothing"),
-    "no JSON": (b"{", {}, 400, "failed to parse the request JSON"),
-    "not UTF-8": (b'{"\xff":1}', {}, 400, "failed to parse the request JSON"),
     "nested deeply": (b"[" * 40_000, {}, 400, "nested too deeply"),
     "many digits": (b'{"inputs":' + b"9" * 100_000 + b"}", {}, 400, ""),
     "large": (b"{" + b" " * (5 << 20) + b"}", {}, 413, "the body has more than 4194304 bytes"),
     "a header length that is no number": (b"{}", {"Inference-Header-Content-Length": "x"}, 400, "got 'x'"),
     "a header length beyond the body": (b"{}", {"Inference-Header-Content-Length": "3"}, 400, "expected 0 to 2"),
     "a negative header length": (b"{}", {"Inference-Header-Content-Length": "-1"}, 400, "got '-1'"),
-    "unknown encoding": (b"{}", {"Content-Encoding": "br"}, 415, "Content-Encoding 'br' is not supported"),
     "no gzip": (b"{}", {"Content-Encoding": "gzip"}, 400, "the body is no gzip"),
-    "gzip cut off": (gzip.compress(b"{}")[:-9], {"Content-Encoding": "gzip"}, 400, "the gzip body is cut off"),
-    "more after gzip": (gzip.compress(b"{}") + b"x", {"Content-Encoding": "gzip"}, 400, "bytes follow the gzip body"),
     "a member cut off": (gzip.compress(b"{}") * 2 + b"\x1f\x8b", {"Content-Encoding": "gzip"}, 400, "bytes follow the"),
     "many members": (gzip.compress(b"") * 1025, {"Content-Encoding": "gzip"}, 400, "has more than 1024 members"),
     "a bomb": (zlib.compress(bytes(64 << 20)), {"Content-Encoding": "deflate"}, 413, "when it is inflated"),
