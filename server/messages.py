@@ -50,7 +50,7 @@ def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]
 class ModelReady:
     """This version of the model answers requests from now on.
 
-    `config` is the serialised ModelConfig, base64. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
+    `config` is the serialised ModelConfig. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
     first dimension of every tensor counts rows (`counts_rows` in `repository/loader.py`).
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
@@ -65,7 +65,7 @@ class ModelReady:
     model_id: int
     name: str
     version: int
-    config: str
+    config: bytes
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
@@ -149,7 +149,7 @@ class ModelTarget(msgspec.Struct, frozen=True, tag=True):
     model_id: int
     name: str
     version: int
-    config: str
+    config: bytes
     qos_us: float | None
     isolated_us: float
 

@@ -4,7 +4,6 @@ What is fuzzed is what a client can reach: bytes choose path, method and headers
 """
 
 import asyncio
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -172,6 +171,6 @@ def _announced(
     number: int, name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], engine: Engine
 ) -> ModelReady:
     config = complete_config(ModelConfig(max_batch_size=8), name, inputs, outputs, True)
-    encoded = base64.b64encode(config.SerializeToString()).decode()
+    encoded = config.SerializeToString()
     rows = max_rows(config, True)
     return ModelReady(number, name, 1, encoded, tuple(inputs), tuple(outputs), 8, rows, True, engine)

@@ -1,6 +1,5 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
-import base64
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -171,7 +170,7 @@ class ServedModel:
         most_answer_bytes: int = MOST_ANSWER_BYTES,
     ) -> "ServedModel":
         """Return the model that the supervisor has announced."""
-        config = ModelConfig.FromString(base64.b64decode(message.config))
+        config = ModelConfig.FromString(message.config)
         whole = message.engine is not Engine.NATIVE or is_ensemble(config)
         return cls(
             name=message.name,
@@ -371,7 +370,7 @@ class Models:
         model = self.entries.get(key)
         if not isinstance(model, ServedModel) or model.model_id != message.model_id:
             return self
-        config = ModelConfig.FromString(base64.b64decode(message.config))
+        config = ModelConfig.FromString(message.config)
         changed = replace(model, config=config, qos_us=message.qos_us, isolated_us=message.isolated_us)
         return replace(self, entries={**self.entries, key: changed})
 

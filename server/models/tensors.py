@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import cast
 
 from gangway.artifact.format import ITEM_BYTES, TensorSpec
-from gangway.protos.model_config_pb2 import DataType, ModelInput, ModelOutput
+from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
 
 def datatype_name(data_type: int) -> str:
@@ -112,3 +112,11 @@ class Shapes:
     def counted_rows(self) -> int:
         """The inferences that statistics count."""
         return max(self.rows, self.whole_rows)
+
+
+def spec_of(tensor: ModelInput | ModelOutput, config: ModelConfig) -> TensorSpec:
+    """Return what a configuration says of a tensor of a model that is not compiled."""
+    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+    shape = (-1, *dims) if config.max_batch_size > 0 else tuple(dims)
+    optional = isinstance(tensor, ModelInput) and tensor.optional
+    return TensorSpec(tensor.name, datatype_name(tensor.data_type), shape, 0, optional=optional)

@@ -208,7 +208,7 @@ def test_the_whole_command_line_reaches_the_front_end(tmp_path: Path) -> None:
 
 HOSTILE = [None, True, -1, 1 << 70, 1e300, "", "x" * 1000, [], [[[]]], {}, {"type": "Drain"}, {"a": {"b": 1}}]
 LOAD = control.LoadModel(3, "m", "ab" * 32, 7, 2, 1 << 40, 8, layer_us=(1.5,), limits=(("r", 1, 2),), max_delay_us=1.0)
-READY = messages.ModelReady(3, "m", 1, "", (), (), 8, 8, True, qos_us=1.0)
+READY = messages.ModelReady(3, "m", 1, b"", (), (), 8, 8, True, qos_us=1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ REGION = messages.RegionChange("register", "é", "/key", 64, 1 << 63, 1 << 40)
 @pytest.mark.parametrize(
     "message",
     [
-        messages.ModelReady(3, "resnet", 7, "Zm9v", (TENSOR,), (TENSOR, TENSOR), 8, 8, True, qos_us=1500.5),
-        messages.ModelReady(3, "mlp", 1, "", (), (), 0, 1, True),
+        messages.ModelReady(3, "resnet", 7, b"foo", (TENSOR,), (TENSOR, TENSOR), 8, 8, True, qos_us=1500.5),
+        messages.ModelReady(3, "mlp", 1, b"", (), (), 0, 1, True),
         messages.ModelUnavailable("broken", messages.WHOLE_MODEL, "config.pbtxt:3: é", "LOADING"),
         messages.InitialLoadDone(),
         messages.InitialLoadDone(strict_readiness=False),

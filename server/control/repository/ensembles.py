@@ -1,6 +1,5 @@
 """How ensembles follow their models: which are loaded with them, and what becomes of them when one changes or goes."""
 
-import base64
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.ensemble_scopes import DifferentOriginsError, scopes_of
 from gangway.server.models.settings import label_files, response_bounds_ns
-from gangway.server.models.tensors import datatype_name
+from gangway.server.models.tensors import spec_of
 
 _log = logging.getLogger(__name__)
 
@@ -240,9 +239,9 @@ class EnsembleBuilder:
             model_id=number,
             name=entry.name,
             version=entry.version,
-            config=base64.b64encode(config.SerializeToString()).decode(),
-            inputs=tuple(_spec(tensor, config) for tensor in config.input),
-            outputs=tuple(_with_classes(_spec(tensor, config), config, members) for tensor in config.output),
+            config=config.SerializeToString(),
+            inputs=tuple(spec_of(tensor, config) for tensor in config.input),
+            outputs=tuple(_with_classes(spec_of(tensor, config), config, members) for tensor in config.output),
             max_batch_size=config.max_batch_size,
             max_rows=config.max_batch_size or 1,
             batched=config.max_batch_size > 0,
@@ -347,12 +346,6 @@ def _completed(entry: ModelVersion, members: Sequence[LoadedModel]) -> ModelConf
     elif complete.model_transaction_policy.decoupled:  # it is up to the steps, as Triton has it
         complete.ClearField("model_transaction_policy")
     return complete
-
-
-def _spec(tensor: ModelInput | ModelOutput, config: ModelConfig) -> TensorSpec:
-    shape = (-1, *tensor.dims) if config.max_batch_size else tuple(tensor.dims)
-    optional = isinstance(tensor, ModelInput) and tensor.optional
-    return TensorSpec(tensor.name, datatype_name(tensor.data_type), shape, 0, optional=optional)
 
 
 def _with_classes(spec: TensorSpec, config: ModelConfig, members: Sequence[LoadedModel]) -> TensorSpec:

@@ -1,6 +1,5 @@
 """A model that can answer requests, as the supervisor knows it: how fast it is, its latency target, its variants."""
 
-import base64
 import logging
 import re
 import sys
@@ -377,14 +376,14 @@ def profile_message(
 
 def config_of(ready: ModelReady) -> ModelConfig:
     """Return a model's completed configuration."""
-    return ModelConfig.FromString(base64.b64decode(ready.config))
+    return ModelConfig.FromString(ready.config)
 
 
 def with_difference(ready: ModelReady, difference: str) -> ModelReady:
     """Return a model whose configuration says how its answers differ from onnxruntime's."""
     config = config_of(ready)
     config.parameters[DIFFERENCE_PARAMETER].string_value = difference
-    return replace(ready, config=base64.b64encode(config.SerializeToString()).decode())
+    return replace(ready, config=config.SerializeToString())
 
 
 def warn_of_difference(title: str, manifest: Manifest) -> None:

@@ -13,7 +13,6 @@ No serving process reads ONNX, and a start from a warm cache touches no model fi
 """
 
 import asyncio
-import base64
 import json
 import logging
 import time
@@ -322,7 +321,7 @@ class ModelLoader:
             model_id=spec.model_id,
             name=entry.name,
             version=entry.version,
-            config=_encoded(config),
+            config=config.SerializeToString(),
             inputs=manifest.inputs,
             outputs=manifest.outputs,
             max_batch_size=config.max_batch_size,
@@ -358,7 +357,7 @@ class ModelLoader:
             tell_engine(config, manifest, in_bf16)
         ready = replace(
             ready,
-            config=_encoded(config),
+            config=config.SerializeToString(),
             qos_us=qos_us,
             isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
             weights_bytes=manifest.weights_bytes + in_bf16.weights_bytes,
@@ -419,7 +418,10 @@ class ModelLoader:
         isolated, config, qos = self._trials.latency_of(row_us), config_of(model.ready), model.entry.qos
         tell_target(config, qos, isolated)
         ready = replace(
-            model.ready, config=_encoded(config), qos_us=resolve_qos_us(qos, isolated), isolated_us=isolated.compute_us
+            model.ready,
+            config=config.SerializeToString(),
+            qos_us=resolve_qos_us(qos, isolated),
+            isolated_us=isolated.compute_us,
         )
         if model.variants is not None:
             if model.variants.difference:  # which was found after the model was loaded
@@ -519,10 +521,6 @@ def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
             "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
             f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
         )
-
-
-def _encoded(config: ModelConfig) -> str:
-    return base64.b64encode(config.SerializeToString()).decode()
 
 
 def _log_ready(model: LoadedModel, manifest: Manifest, seconds: float) -> None:

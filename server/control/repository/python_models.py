@@ -28,7 +28,7 @@ from gangway.server.models.message_json import to_json
 from gangway.server.models.python_settings import CODE_FILENAME, PythonSettings
 from gangway.server.models.sequences import SequenceSettings, complete_sequences, hidden_inputs
 from gangway.server.models.settings import ModelBatching, response_bounds_ns
-from gangway.server.models.tensors import datatype_name
+from gangway.server.models.tensors import datatype_name, spec_of
 from gangway.server.options.server import ModelOptions
 
 DATATYPES: Final = frozenset(ITEM_BYTES)
@@ -219,8 +219,8 @@ def describe(config: ModelConfig, name: str) -> Manifest:
     """Return the description of a model with a completed configuration, for workers."""
     sequences, shape = SequenceSettings.of(config), (-1, 1) if config.max_batch_size > 0 else (1,)
     controls = [TensorSpec(each.name, each.datatype, shape, 0) for each in (sequences.controls if sequences else ())]
-    inputs = (*(_spec(tensor, config, tensor.optional) for tensor in config.input), *controls)
-    outputs = tuple(_spec(tensor, config) for tensor in config.output)
+    inputs = (*(spec_of(tensor, config) for tensor in config.input), *controls)
+    outputs = tuple(spec_of(tensor, config) for tensor in config.output)
     content: Mapping[str, object] = {
         "name": name,
         "batched": config.max_batch_size > 0,
@@ -251,9 +251,3 @@ def write_description(cache_dir: Path, manifest: Manifest) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         with DescriptionWriter(folder) as writer:
             writer.commit(manifest)
-
-
-def _spec(tensor: ModelInput | ModelOutput, config: ModelConfig, optional: bool = False) -> TensorSpec:
-    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
-    shape = (-1, *dims) if config.max_batch_size > 0 else tuple(dims)
-    return TensorSpec(tensor.name, datatype_name(tensor.data_type), shape, 0, optional=optional)

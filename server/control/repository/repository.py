@@ -378,11 +378,8 @@ def _read_file(name: str, path: Path, override: Override | None) -> Entry:
     """Return the one version of a model that is a file alone."""
     config = ModelConfig() if override is None or override.config is None else override.config
     try:
-        check_supported(config, name)
+        qos = _checked(config, name)
         check_onnx(config)
-        qos = qos_of(config)
-        QueuePolicies.of(config)
-        SequenceSettings.of(config)
         in_vain = without_effect(config)
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
@@ -398,10 +395,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
     name = name or folder.name
     try:
         config = _config_of(folder, override)
-        check_supported(config, name)
-        qos = qos_of(config)
-        QueuePolicies.of(config)
-        SequenceSettings.of(config)
+        qos = _checked(config, name)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
         paths = {version: _file_of(config, folder / str(version)) for version in versions}
@@ -420,6 +414,15 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         else ModelVersion(name, version, path, config, qos, stamps[version], override, in_vain.get(version, ()))
         for version, path in paths.items()
     ]
+
+
+def _checked(config: ModelConfig, name: str) -> QosConfig:
+    """Return the latency target of a model's configuration. Raises ConfigError for what is wrong with that."""
+    check_supported(config, name)
+    qos = qos_of(config)
+    QueuePolicies.of(config)
+    SequenceSettings.of(config)
+    return qos
 
 
 def _require_own_code(override: Override | None) -> None:

@@ -1,6 +1,5 @@
 """The front-end process: what it says to the supervisor, and how it ends."""
 
-import base64
 import os
 import queue
 import signal
@@ -231,13 +230,11 @@ LARGE = ModelReady(
     7,
     "large",
     1,
-    base64.b64encode(
-        ModelConfig(
-            name="large",
-            input=[ModelInput(name="x", data_type="TYPE_UINT8", dims=[16])],
-            output=[ModelOutput(name="y", data_type="TYPE_UINT8", dims=[IMAGE_BYTES])],
-        ).SerializeToString()
-    ).decode(),
+    ModelConfig(
+        name="large",
+        input=[ModelInput(name="x", data_type="TYPE_UINT8", dims=[16])],
+        output=[ModelOutput(name="y", data_type="TYPE_UINT8", dims=[IMAGE_BYTES])],
+    ).SerializeToString(),
     (TensorSpec("x", "UINT8", (16,), 16),),
     (TensorSpec("y", "UINT8", (IMAGE_BYTES,), IMAGE_BYTES),),
     0,

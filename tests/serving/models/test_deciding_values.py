@@ -1,6 +1,5 @@
 """`gangway serve` with an input of one integer that decides what a model computes: compiled for each of its values."""
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def test_contents_choose_the_codec() -> None:
         input=[{"name": "x", "data_type": "TYPE_FP32", "dims": [1, 8]}, {"name": "rate", "data_type": "TYPE_INT64"}],
         output=[{"name": "y", "data_type": "TYPE_FP32", "dims": [1, 2]}],
     )
-    encoded = base64.b64encode(config.SerializeToString()).decode()
+    encoded = config.SerializeToString()
     ready = ModelReady(1, "m", 1, encoded, inputs, outputs, 0, 1, False, Engine.ONNXRUNTIME)
     models = Models().updated(ready).with_variant(VariantReady(2, "m", 1, (-7,), inputs, outputs, 1))
     request = ModelInferRequest(model_name="m")
@@ -107,7 +106,7 @@ def test_contents_choose_the_codec() -> None:
 
 def test_values_that_count_upwards_are_not_compiled_for_ever() -> None:
     count = TensorSpec("count", "INT32", (1,), 4, ("",), value_symbol="count")
-    ready = ModelReady(1, "length", 1, "", (count,), (), 0, 1, False)
+    ready = ModelReady(1, "length", 1, b"", (count,), (), 0, 1, False)
     model = ModelVariants(ready, Path("model.onnx"), ready.symbols, LoadModel(1, "length", "", 1, 1, 0, 1))
     assert [model.may_try((value,)) for value in range(MAX_VALUES + 2)] == [True] * MAX_VALUES + [False] * 2
     assert model.may_try((0,))

@@ -280,7 +280,7 @@ def test_messages_about_variants() -> None:
 def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "sequence", 1, b"", (), (), 0, 1, True)
     model = ModelVariants(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
     model.refused.add((2,))
     for pause in (FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS):
@@ -303,7 +303,7 @@ def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(m
     ],
 )
 def test_a_reason_that_holds_for_all_sizes_is_remembered(refused: list[tuple[int, int]], is_refused: bool) -> None:
-    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "sequence", 1, b"", (), (), 0, 1, True)
     model = ModelVariants(ready, Path("model.onnx"), ("S", "T"), LoadModel(1, "sequence", "", 1, 1, 0, 1))
     for length, past in refused:
         assert model.may_try((length, past))
@@ -312,7 +312,7 @@ def test_a_reason_that_holds_for_all_sizes_is_remembered(refused: list[tuple[int
 
 
 def test_a_model_of_which_some_sizes_are_compiled_is_not_refused() -> None:
-    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "sequence", 1, b"", (), (), 0, 1, True)
     model = ModelVariants(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
     model.made.add((1,))
     for length in range(2, 30):
@@ -321,7 +321,7 @@ def test_a_model_of_which_some_sizes_are_compiled_is_not_refused() -> None:
 
 
 def test_a_span_is_of_the_symbol_that_changes() -> None:
-    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "decoder", 1, b"", (), (), 0, 1, True)
     model = ModelVariants(ready, Path("model.onnx"), ("S", "T"), LoadModel(1, "decoder", "", 1, 1, 0, 1))
     for past in (5, 6, 7):
         assert model.span_of((1, past)) is None
@@ -337,7 +337,7 @@ def test_a_span_is_of_the_symbol_that_changes() -> None:
 def test_a_span_of_the_batch_ends_with_the_largest_batch() -> None:
     tensors = (TensorSpec("x", "FP32", (-1, -1), 0, ("N", "S")),)
     for largest, last in ((8, 8), (100, 64), (0, 64)):
-        ready = ModelReady(1, "mixing", 1, "", tensors, (), largest, 1, False)
+        ready = ModelReady(1, "mixing", 1, b"", tensors, (), largest, 1, False)
         model = ModelVariants(ready, Path("model.onnx"), ("N", "S"), LoadModel(1, "mixing", "", 1, 1, 0, 1))
         model.made |= {(rows, 5) for rows in (1, 2, 3)}
         assert model.span_of((4, 5)) == SizeSpan("N", 1, last)
@@ -346,7 +346,7 @@ def test_a_span_of_the_batch_ends_with_the_largest_batch() -> None:
 
 
 def test_symbols_that_grow_together_have_one_span() -> None:
-    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "decoder", 1, b"", (), (), 0, 1, True)
     symbols = ("sequence", "mask", "past")
     model = ModelVariants(ready, Path("model.onnx"), symbols, LoadModel(1, "decoder", "", 1, 1, 0, 1))
     model.made |= {(1, past + 1, past) for past in (70, 71, 72)}
@@ -359,7 +359,7 @@ def test_symbols_that_grow_together_have_one_span() -> None:
 
 def variants(ahead: int, *symbols: str) -> ModelVariants:
     """A model whose sizes are compiled ahead of requests."""
-    ready = ModelReady(1, "decoder", 1, "", (), (), 0, 1, True)
+    ready = ModelReady(1, "decoder", 1, b"", (), (), 0, 1, True)
     spec = LoadModel(1, "decoder", "", 1, 1, 0, 1)
     return ModelVariants(ready, Path("model.onnx"), symbols, spec, ahead=ahead)
 

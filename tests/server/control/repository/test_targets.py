@@ -1,6 +1,5 @@
 """From what a configuration asks for to what the scheduler is told."""
 
-import base64
 import logging
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ WORDS = TensorSpec("x", "INT64", (-1, -1), 8, ("N", "words"))
 
 
 def ready(config: str, inputs: TensorSpec = FLOATS, qos_us: float | None = None) -> ModelReady:
-    encoded = base64.b64encode(text_format.Parse(config, ModelConfig()).SerializeToString()).decode()
+    encoded = text_format.Parse(config, ModelConfig()).SerializeToString()
     return ModelReady(4, "m", 1, encoded, (inputs,), (inputs,), 8, 8, True, qos_us=qos_us)
 
 

@@ -1,6 +1,5 @@
 """ModelStreamInfer against a front end whose scheduler does what the test says."""
 
-import base64
 import queue
 import threading
 import time
@@ -136,9 +135,9 @@ def test_answers_without_an_id_come_in_order(server: Any, stream: RawStream) -> 
 def test_answers_of_a_model_that_preserves_ordering_come_in_order(
     server: Any, stream: RawStream, announced: Any
 ) -> None:
-    config = ModelConfig.FromString(base64.b64decode(announced.message.config))
+    config = ModelConfig.FromString(announced.message.config)
     config.dynamic_batching.preserve_ordering = True
-    encoded = base64.b64encode(config.SerializeToString()).decode()
+    encoded = config.SerializeToString()
     server.front_end.handle(replace(announced.message, name="ordered", config=encoded))
     server.scheduler.holding = True
     for rows in (1, 2, 3):

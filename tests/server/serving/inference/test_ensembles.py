@@ -1,6 +1,5 @@
 """Ensembles in the front end: what the scheduler sees of them, and that nothing is left, however they end."""
 
-import base64
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -169,9 +168,9 @@ def test_the_queue_policy_is_that_of_the_step_s_model_and_the_request_s_level(
         " priority_queue_policy { key: 1 value { max_queue_size: 7 } } }"
     )
     simple = bench.served["simple"][1].ready
-    config = ModelConfig.FromString(base64.b64decode(simple.config))
+    config = ModelConfig.FromString(simple.config)
     text_format.Merge(text, config)
-    levelled = replace(simple, name="levelled", config=base64.b64encode(config.SerializeToString()).decode())
+    levelled = replace(simple, name="levelled", config=config.SerializeToString())
     entry = entry_of("levelled", text_format.MessageToString(config))
     served = {"levelled": {1: LoadedModel(entry, levelled, ISOLATED, Engine.NATIVE, None)}}
     steps = [("levelled", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]

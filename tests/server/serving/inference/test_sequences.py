@@ -1,6 +1,5 @@
 """Turns and states of sequences, over real shared memory; the tests stand for scheduler and workers."""
 
-import base64
 import struct
 import threading
 import time
@@ -39,7 +38,7 @@ def announced(more: str = "", slots: int = 1, idle_us: int = 10**9, engine: Engi
     batching = f"oldest {{ max_candidate_sequences: {slots} }} max_sequence_idle_microseconds: {idle_us} {STATE}"
     text = f"max_batch_size: 4 instance_group {{ count: 1 }} sequence_batching {{ {batching} }} {more}"
     config = complete_config(text_format.Parse(text, ModelConfig()), "sums", INPUTS, OUTPUTS, batched=True)
-    encoded = base64.b64encode(config.SerializeToString()).decode()
+    encoded = config.SerializeToString()
     return ModelReady(0, "sums", 1, encoded, INPUTS, OUTPUTS, 4, 4, batched=True, engine=engine)
 
 
