@@ -99,63 +99,11 @@ class CompiledZoo:
         return self.cache_dir / model_key(self.onnx_file(name), detect())
 
 
-@pytest.fixture(scope="session")
-def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> CompiledZoo:
-    """The zoo's models, written and compiled; read-only. They stay in pytest's cache, keyed by contents."""
-    from gangway.artifact.cache import Cache
-    from gangway.compiler.pipeline import compile_model
-    from gangway.compiler.target import detect
-    from gangway.zoo import DEFAULT_NAMES, write_model
-    from gangway.zoo import __file__ as zoo_file
-
-    source = hashlib.sha256()
-    for path in sorted(Path(zoo_file).parent.glob("*.py")):
-        source.update(path.read_bytes())
-    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
-    root = cache.mkdir("gangway") if cache else tmp_path_factory.mktemp("gangway")
-    zoo = CompiledZoo(root / f"zoo-{source.hexdigest()[:12]}", root / "compiled")
-    with (root / "lock").open("w") as lock:  # of the processes of a test run
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not zoo.repository.exists():
-            unfinished = zoo.repository.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
-            for name in DEFAULT_NAMES:
-                write_model(unfinished, name)
-            unfinished.rename(zoo.repository)
-        _drop_outdated(zoo, root / "last_run")
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    first = len(DEFAULT_NAMES) * own // processes
-    for name in DEFAULT_NAMES[first:] + DEFAULT_NAMES[:first]:  # each process compiles its part, then finds the rest
-        compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
-    return zoo
-
-
-def _drop_outdated(zoo: CompiledZoo, last_run: Path) -> None:
-    """Remove what former versions of zoo and compiler made: every change of their source gives new names.
-
-    Once in a run of several processes: what tests of another process have added since stays.
-    """
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
-    if run and last_run.exists() and last_run.read_text() == run:
-        return
-    last_run.write_text(run)
-    for folder in zoo.repository.parent.glob("zoo-" + "?" * len(zoo.repository.name.removeprefix("zoo-"))):
-        if folder != zoo.repository:
-            shutil.rmtree(folder, ignore_errors=True)
-    current = {zoo.artifact(path.name) for path in zoo.repository.iterdir()}
-    for folder in zoo.cache_dir.glob("?" * 64):
-        if folder not in current:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def kept_folder(config: pytest.Config, others: pytest.TempPathFactory, name: str) -> Path:
-    """A folder of what the compiler makes, in pytest's cache, like the zoo, until the compiler changes."""
-    from gangway.compiler.key import compiler_version
-
+def kept_folder(config: pytest.Config, others: pytest.TempPathFactory, name: str, version: str) -> Path:
+    """A folder in pytest's cache that later runs find as it is, until its version is another one."""
     cache = getattr(config, "cache", None)  # absent with -p no:cacheprovider
     root: Path = cache.mkdir(f"gangway-{name}") if cache else others.mktemp(name)
-    kept = root / compiler_version()
+    kept = root / version
     kept.mkdir(mode=0o755, exist_ok=True)
     for folder in root.iterdir():
         if folder != kept:
@@ -164,14 +112,40 @@ def kept_folder(config: pytest.Config, others: pytest.TempPathFactory, name: str
 
 
 @pytest.fixture(scope="session")
-def model_cache(
-    compiled_zoo: CompiledZoo, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A cache of the zoo, and of all that tests compile which are not about compilation: none compiles it again."""
-    cache = kept_folder(pytestconfig, tmp_path_factory, "models")
-    with (cache.parent.parent / "models.lock").open("w") as lock:  # of the processes of a test run
+def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> CompiledZoo:
+    """The zoo's models, read-only, and the cache of all that tests compile which are not about compilation."""
+    from gangway.artifact.cache import Cache
+    from gangway.compiler.key import compiler_version
+    from gangway.compiler.pipeline import compile_model
+    from gangway.compiler.target import detect
+    from gangway.zoo import DEFAULT_NAMES, write_model
+    from gangway.zoo import __file__ as zoo_file
+
+    source = hashlib.sha256()
+    for path in sorted(Path(zoo_file).parent.glob("*.py")):
+        source.update(path.read_bytes())
+    written = kept_folder(pytestconfig, tmp_path_factory, "zoo", source.hexdigest()[:12])
+    zoo = CompiledZoo(written / "models", kept_folder(pytestconfig, tmp_path_factory, "models", compiler_version()))
+    with (written / "lock").open("w") as lock:  # of the processes of a test run
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return compiled_zoo.linked_cache(cache)
+        if not zoo.repository.exists():
+            unfinished = written / "unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+            for name in DEFAULT_NAMES:
+                write_model(unfinished, name)
+            unfinished.rename(zoo.repository)
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    first = len(DEFAULT_NAMES) * own // processes
+    for name in DEFAULT_NAMES[first:] + DEFAULT_NAMES[:first]:  # each process compiles its part, then finds the rest
+        compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
+    return zoo
+
+
+@pytest.fixture(scope="session")
+def model_cache(compiled_zoo: CompiledZoo) -> Path:
+    """The zoo's cache, for those that need no model of the zoo."""
+    return compiled_zoo.cache_dir
 
 
 @pytest.fixture(scope="session")

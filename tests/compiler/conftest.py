@@ -23,6 +23,7 @@ from gangway.artifact.format import Engine, Manifest, MemorySpace, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.artifact.trim import KERNELS_FOLDER
 from gangway.compiler.arguments import CompileOptions
+from gangway.compiler.key import compiler_version
 from gangway.compiler.pipeline import CompileResult, compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import read_frame
@@ -180,7 +181,7 @@ def compile_into(
 @pytest.fixture(scope="session")
 def kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of kernels that caches of tests share, as models share that of one cache."""
-    return kept_folder(pytestconfig, tmp_path_factory, "kernels")
+    return kept_folder(pytestconfig, tmp_path_factory, "kernels", compiler_version())
 
 
 @pytest.fixture

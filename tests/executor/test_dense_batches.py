@@ -9,12 +9,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.arguments import CompileOptions
-from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect, for_precision
 from gangway.executor.launch import available_cores
 from testing.gang_runner import GangRunner, LoadedModel
+from tests.conftest import CompileKept
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
 node = helper.make_node
@@ -51,8 +49,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(network: Path) -> Iterator[tuple[GangRunner, LoadedModel]]:
-    folder = compile_model(network, "dense", Cache(network.parent), detect(), lambda *_: None).folder
+def loaded(network: Path, compile_kept: CompileKept) -> Iterator[tuple[GangRunner, LoadedModel]]:
+    folder = compile_kept(network, "dense", network.parent).folder
     with GangRunner(folder.parent, available_cores()[:2]) as runner:
         yield runner, runner.open_model(folder, max(ROWS))
 
@@ -71,11 +69,9 @@ def test_answers_match_onnxruntime(network: Path, loaded: tuple[GangRunner, Load
 
 @pytest.mark.long
 @pytest.mark.skipif(not for_precision(detect(), "bf16").extensions, reason="this machine has no bfloat16")
-def test_rows_in_bfloat16_are_near_float32(network: Path, tmp_path: Path) -> None:
+def test_rows_in_bfloat16_are_near_float32(network: Path, tmp_path: Path, compile_kept: CompileKept) -> None:
     """Workers are processes of their own, each of which must ask for tiles."""
-    compiled = compile_model(
-        network, "dense", Cache(tmp_path), detect(), lambda *_: None, CompileOptions(precision="bf16")
-    )
+    compiled = compile_kept(network, "dense", tmp_path, precision="bf16")
     dense = [layer for layer in compiled.manifest.layers if layer.operator.startswith("Gemm")]
     assert ["bf16" in layer.versions[0].description for layer in dense] == [True] * 3
     assert all(layer.versions[0].batch for layer in dense)

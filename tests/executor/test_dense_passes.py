@@ -8,13 +8,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
 from gangway.compiler.place.costs import Passes, passes_of
-from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import passes_for
 from testing.gang_runner import GangRunner
+from tests.conftest import CompileKept
 
 MB = 1 << 20
 ROWS = (2, 3, 5, 8)
@@ -60,9 +58,9 @@ def save_network(path: Path) -> Path:
     return path
 
 
-def test_answers_match_onnxruntime(tmp_path: Path) -> None:
+def test_answers_match_onnxruntime(tmp_path: Path, compile_kept: CompileKept) -> None:
     network = save_network(tmp_path / "model.onnx")
-    folder = compile_model(network, "passes", Cache(tmp_path), detect(), lambda *_: None).folder
+    folder = compile_kept(network, "passes", tmp_path).folder
     session = onnxruntime.InferenceSession(str(network))
     random = np.random.default_rng(7)
     with GangRunner(folder.parent, available_cores()[:2]) as runner:

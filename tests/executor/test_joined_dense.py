@@ -11,15 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, plan_staging
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
+from tests.conftest import CompileKept
 from tests.executor.test_dense_batches import save_network
 from tests.helpers.onnx_networks import Array
 
@@ -93,10 +91,13 @@ def save_dense(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=[save_network, save_dense])
-def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept
+) -> Iterator[Runner]:
     folder = tmp_path_factory.mktemp("network")
     network = request.param(folder / "model.onnx")
-    compiled = compile_model(network, "dense", Cache(folder / "cache"), detect(), lambda *_: None)
+    (folder / "cache").mkdir()
+    compiled = compile_kept(network, "dense", folder / "cache")
     with LocalExecutor(folder / "cache", available_cores()[:2]) as executor:
         yield Runner(executor, compiled.manifest)
 
@@ -106,9 +107,9 @@ def rows() -> Array:
     return np.random.default_rng(3).standard_normal((ROWS, 3, 10, 8), np.float32)
 
 
-def test_only_what_batch_kernels_use_is_staged(tmp_path: Path) -> None:
+def test_only_what_batch_kernels_use_is_staged(tmp_path: Path, compile_kept: CompileKept) -> None:
     for save, staged in ((save_network, (0, 0)), (save_dense, (1, 1))):
-        compiled = compile_model(save(tmp_path / "model.onnx"), "dense", Cache(tmp_path), detect(), lambda *_: None)
+        compiled = compile_kept(save(tmp_path / "model.onnx"), "dense", tmp_path)
         staging = plan_staging(compiled.manifest)
         assert (len(staging.inputs), len(staging.outputs)) == staged
 

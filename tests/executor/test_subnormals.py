@@ -6,17 +6,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from testing.gang_runner import GangRunner
+from tests.conftest import CompileKept
 
 SHAPE = ("N", 16, 4, 4)
 node = helper.make_node
 
 
-def test_only_sums_of_products_take_them_as_zeros(tmp_path: Path) -> None:
+def test_only_sums_of_products_take_them_as_zeros(tmp_path: Path, compile_kept: CompileKept) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["conv"]),
         node("Add", ["x", "x"], ["sum"]),
@@ -29,7 +27,7 @@ def test_only_sums_of_products_take_them_as_zeros(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "subnormal", [x], outputs, [weights])
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    folder = compile_model(path, "subnormal", Cache(tmp_path), detect(), lambda *_: None).folder
+    folder = compile_kept(path, "subnormal", tmp_path).folder
     values = np.full((1, 16, 4, 4), 3e-39, np.float32)
     values[:, ::2] = 2
     values[:, :, 0] = 1e-38  # whose products are smaller still

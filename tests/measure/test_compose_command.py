@@ -13,10 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
 from gangway.base.json_codec import decode, encode
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.measure import compose_command
 from gangway.measure.compound_runner import CompoundTimes, SegmentRun
 from gangway.scheduler.stages.ir import StreamSegment
@@ -27,6 +24,7 @@ from gangway.scheduler.stages.schedule_file import (
     read_schedule,
     read_state,
 )
+from tests.conftest import CompileKept
 
 TENSORS = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 16, 12, 12 ] } ]'
 
@@ -75,11 +73,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache_dir(repository: Path) -> Path:
-    cache = Cache(repository.parent / "cache")
+def cache_dir(repository: Path, compile_kept: CompileKept) -> Path:
+    cache = repository.parent / "cache"
+    cache.mkdir(mode=0o755)
     for name in ("first", "second"):
-        compile_model(repository / name / "1" / "model.onnx", name, cache, detect(), lambda *_: None)
-    return cache.root
+        compile_kept(repository / name / "1" / "model.onnx", name, cache)
+    return cache
 
 
 def found_in(cache_dir: Path) -> tuple[Path, StoredSchedule]:

@@ -11,13 +11,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.ir import Schedule, StreamSegment, parallel, schedule, sequential
+from tests.conftest import CompileKept
 
 LAYERS = (2, 5, 3)  # of the models
 
@@ -69,12 +67,13 @@ def write_model(path: Path, convolutions: int, channels: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("compound")
-    cache = Cache(folder / "cache")
+    cache = folder / "cache"
+    cache.mkdir(mode=0o755)
     paths = [write_model(folder / f"m{index}.onnx", count, 8 * (index + 1)) for index, count in enumerate(LAYERS)]
-    manifests = [compile_model(path, path.stem, cache, detect(), lambda *_: None).manifest for path in paths]
-    with CompoundRunner(cache.root, manifests, available_cores()[:2]) as runner:
+    manifests = [compile_kept(path, path.stem, cache).manifest for path in paths]
+    with CompoundRunner(cache, manifests, available_cores()[:2]) as runner:
         expected = []
         for path, ((offset,), _) in zip(paths, runner.places, strict=True):
             x = np.frombuffer(runner.io.view, np.float32, 3 * 20 * 20, offset).reshape(1, 3, 20, 20).copy()

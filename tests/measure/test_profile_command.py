@@ -24,7 +24,8 @@ def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_mlp_end_to_end(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--cache-dir={compiled_zoo.cache_dir}", "--seconds=0.3", f"--json={tmp_path / 'mlp.json'}"]
+    cache_dir = compiled_zoo.linked_cache(tmp_path)
+    options = [f"--cache-dir={cache_dir}", "--seconds=0.3", f"--json={tmp_path / 'mlp.json'}"]
     with small_cache():
         assert profile_command.main([str(compiled_zoo.repository / "mlp"), *options]) == 0
     shown = capsys.readouterr().out
@@ -32,7 +33,7 @@ def test_mlp_end_to_end(compiled_zoo, tmp_path: Path, capsys: pytest.CaptureFixt
     manifest = read_manifest(compiled_zoo.artifact("mlp"))
     assert (profile.key, profile.model_name) == (manifest.key, "mlp")
     assert [layer.name for layer in profile.layers] == [layer.name for layer in manifest.layers]
-    kept = profile_path(compiled_zoo.cache_dir, profile.key, profile.machine.machine_id)
+    kept = profile_path(cache_dir, profile.key, profile.machine.machine_id)
     assert read_profile(kept) == profile
     assert all(layer.name in shown for layer in manifest.layers)
     assert all(word in shown for word in ("us on 1", "of peak", "GFLOP/s", "whole model on 1 core", str(kept)))
@@ -109,12 +110,12 @@ def test_a_better_profile_from_before_is_kept_and_shown(
 ) -> None:
     former = replace(PROFILE, key=read_manifest(compiled_zoo.artifact("mlp")).key, cores_whole=0.9)
     former = replace(former, layers=former.layers * len(read_manifest(compiled_zoo.artifact("mlp")).layers))
-    path = write_profile(compiled_zoo.cache_dir, former)
+    cache_dir = compiled_zoo.linked_cache(tmp_path)
+    path = write_profile(cache_dir, former)
     monkeypatch.setattr(profile_command, "profile_model", lambda *_: replace(former, cores_whole=0.13, seconds=2.0))
-    arguments = [str(compiled_zoo.repository / "mlp"), f"--cache-dir={compiled_zoo.cache_dir}"]
+    arguments = [str(compiled_zoo.repository / "mlp"), f"--cache-dir={cache_dir}"]
     assert profile_command.main([*arguments, f"--json={tmp_path / 'kept.json'}"]) == 0
     assert read_profile(path) == read_profile(tmp_path / "kept.json") == former
     shown = capsys.readouterr().out
-    path.unlink()
     assert "the slowest did 90% of what one does alone" in shown
     assert "All this is from before: in the new measurement cores were only 13% there" in shown

@@ -89,7 +89,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("models")
-    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
+    cache_dir = compiled_zoo.cache_dir
     files = [write_model(repository, name) / "1" / "model.onnx" for name in ZOO]
     for path in (*files, save_spelled(repository / "spelled" / "1" / "model.onnx")):
         with (path.parents[1] / "config.pbtxt").open("a") as config:
