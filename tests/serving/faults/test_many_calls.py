@@ -5,6 +5,7 @@ import select
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.helpers.http_requests import ask_http
 CALLS = 1000
 TIMEOUT_S = 60
 THREADS_AT_MOST = 4
+LOOK_S = 0.1
 CONFIG = """
 backend: "python"
 input { name: "x" data_type: TYPE_FP32 dims: [1] }
@@ -60,10 +62,9 @@ class Scene:
         (pid,) = [pid for pid in self.server.pids()["front end"] if "serving.process" in command_of(pid)]
         return pid
 
-    def is_used(self) -> None:
+    def is_used(self, client: triton.InferenceServerClient) -> None:
         """Health, metrics and inference are answered."""
-        with triton.InferenceServerClient(self.server.url) as client:
-            assert client.is_server_live(client_timeout=TIMEOUT_S) and client.is_model_ready(QUICK)
+        assert client.is_server_live(client_timeout=TIMEOUT_S) and client.is_model_ready(QUICK)
         assert ask_http(self.server.http_url, "GET", "/v2/health/live").status == 200
         assert ask_http(self.server.http_url, "POST", f"/v2/models/{QUICK}/infer", BODY).status == 200
         with urlopen(self.server.metrics_url, timeout=TIMEOUT_S) as response:
@@ -71,13 +72,13 @@ class Scene:
 
     def watch(self, calls: "Calls") -> int:
         """Ask for other things as long as the calls wait; return how many threads the front end had at most."""
-        most, is_let_go = 0, False
-        while not calls.are_done():
-            self.is_used()
-            most = max(most, threads_of(self.front_end))
-            if not is_let_go and calls.are_sent():
-                self.go.touch()
-                is_let_go = True
+        most, front_end = 0, self.front_end
+        with triton.InferenceServerClient(self.server.url) as client:
+            while not calls.are_done():
+                self.is_used(client)
+                most = max(most, threads_of(front_end))
+                if calls.are_sent():
+                    self.go.touch()
         return most
 
 
@@ -102,6 +103,7 @@ class Calls:
         raise NotImplementedError
 
     def are_done(self) -> bool:
+        """Look for a tenth of a second."""
         raise NotImplementedError
 
 
@@ -117,7 +119,10 @@ class GrpcCalls(Calls):
         return sum(future.done() for _, future in self.futures) >= len(self.futures) - MAX_WAITING_CALLS
 
     def are_done(self) -> bool:
-        return all(future.done() for _, future in self.futures)
+        left = [future for _, future in self.futures if not future.done()]
+        with suppress(grpc.FutureTimeoutError, IndexError):
+            left[0].exception(LOOK_S)
+        return not left
 
     def codes(self, name: str) -> Counter[grpc.StatusCode]:
         return Counter(future.code() for called, future in self.futures if called == name)
@@ -140,7 +145,7 @@ class HttpCalls(Calls):
         return len(self.waiting) <= MAX_WAITING_CALLS
 
     def are_done(self) -> bool:
-        for descriptor, _ in self.poll.poll(0):
+        for descriptor, _ in self.poll.poll(int(1000 * LOOK_S)):
             self.poll.unregister(descriptor)
             path, connection = self.waiting.pop(descriptor)
             self.said[path, connection.recv(12)[-3:]] += 1
