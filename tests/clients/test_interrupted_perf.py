@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from testing.live_server import LiveServer
 from testing.repository import GANGWAY
+from testing.waiting import until
 
 PERF = ("perf", "--mix=mlp=1", "--isolated=mlp=1", "--qos=3x", "--warmup=0.2")
 
@@ -46,10 +46,9 @@ def answered(server: LiveServer, process: "subprocess.Popen[str]", count: int) -
             statistics = client.get_inference_statistics("mlp").model_stats[0]
             return int(statistics.inference_stats.success.count)
 
-        begin, end_s = served(), time.monotonic() + 30
-        while served() < begin + count:
-            assert time.monotonic() < end_s and process.poll() is None
-            time.sleep(0.02)
+        begin = served()
+        until(lambda: process.poll() is not None or served() >= begin + count)
+        assert process.poll() is None
 
 
 def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from gangway.cluster.server_address import parse_server
 from testing.fetch.haproxy import missing_haproxy, with_haproxy
 from testing.live_server import reserved_port
 from testing.processes import children_of
-from tests.helpers.whole_server import alive, until
+from testing.waiting import until
+from tests.helpers.whole_server import alive
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 

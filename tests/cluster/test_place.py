@@ -18,8 +18,8 @@ from testing.fetch.haproxy import missing_haproxy
 from testing.live_router import LiveRouter, live_router, server_flag
 from testing.live_server import LiveServer, live_server
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.helpers.tiny_model import orders_of, save_served
-from tests.helpers.whole_server import until
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 

@@ -29,10 +29,11 @@ from testing.live_router import LiveRouter, live_router, server_flag
 from testing.live_server import LiveServer, live_server
 from testing.processes import descendants_of
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.steady_calls import simple_inputs, steady_calls
-from tests.helpers.whole_server import alive, all_pids, small_repository, until
+from tests.helpers.whole_server import alive, all_pids, small_repository
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(missing_haproxy()), reason=missing_haproxy())]
 

@@ -1,13 +1,13 @@
 """Batches on real workers: groups of rows for batch kernels, ranks that grow with the rows."""
 
 import struct
-import time
 
 import pytest
 
 from gangway.executor.leases import LeaseControl
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotStatus
+from testing.waiting import until
 
 WAIT_US = 10_000_000
 
@@ -21,13 +21,6 @@ def workers_of_layer(harness, layer, rows):
     """Processes that have executed tasks of a layer; each row's arena names the last layer and the last process."""
     arenas = [struct.unpack_from("<3i", harness.executor.arena.view, 64 * row) for row in range(rows)]
     return {pid for last_layer, _, pid in arenas if last_layer == layer}
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("workers", [[0], [0, 1]])
@@ -50,7 +43,7 @@ def test_a_stopped_batch_goes_on_inside_a_layer(make_harness):
     harness.orders(task_ns=20_000_000)
     slot, _ = harness.start([0, 1], rows=8)
     lease = harness.executor.lease(0)
-    wait_for(lambda: harness.counters(8) != {0})
+    until(lambda: harness.counters(8) != {0})
     lease.set_control(LeaseControl.STOP_NOW)
     harness.orders()
     assert {left.reason for left in harness.executor.left([0, 1])} == {LeftReason.STOPPED}
@@ -72,11 +65,11 @@ def test_a_batch_gets_more_ranks_than_a_row(make_harness, row_ns, rows, shared):
     harness.orders(hang=2, layer=1)
     slot, _ = harness.start([0], rows=rows, wanted=2)
     lease = harness.executor.lease(0)
-    wait_for(lambda: len(workers_of_layer(harness, 1, rows)) == 1)
+    until(lambda: len(workers_of_layer(harness, 1, rows)) == 1)
     harness.executor.join(0, 1, 1)
-    wait_for(lambda: lease.progress().present == 3)
+    until(lambda: lease.progress().present == 3)
     if shared:
-        wait_for(lambda: len(workers_of_layer(harness, 1, rows)) == 2)
+        until(lambda: len(workers_of_layer(harness, 1, rows)) == 2)
     harness.orders()
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([0, 1])

@@ -1,25 +1,17 @@
 """Gangs of real worker processes on a tiny model whose kernels count what they execute."""
 
-import time
-
 import pytest
 
 from gangway.executor.leases import LeaseControl, PhaseKind
 from gangway.executor.messages import LeaseLeft, LeftReason, RunLease
 from gangway.executor.slots import SlotRequest, SlotStatus
+from testing.waiting import until
 
 WAIT_US = 10_000_000
 
 
 def reasons(lefts):
     return [left.reason for left in lefts]
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("workers", [[0], [1], [0, 1], [1, 0]])
@@ -51,7 +43,7 @@ def test_two_ranks_share_the_work(harness):
     for workers in ([0], [0, 1]):
         harness.orders(task_ns=100_000, hang=1)  # until all are in
         slot, _ = harness.start(workers)
-        wait_for(lambda workers=workers: harness.executor.lease(0).progress().present == 2 ** len(workers) - 1)
+        until(lambda workers=workers: harness.executor.lease(0).progress().present == 2 ** len(workers) - 1)
         harness.orders(task_ns=100_000)
         assert harness.executor.slots.wait(slot, WAIT_US)
         harness.executor.left(workers)
@@ -82,7 +74,7 @@ def test_stop_now_inside_a_layer(harness):
     harness.orders(hang=1)
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0])
-    wait_for(lambda: lease.progress().present == 1)
+    until(lambda: lease.progress().present == 1)
     lease.set_control(LeaseControl.STOP_NOW)
     harness.orders()
     assert reasons(harness.executor.left([0])) == [LeftReason.STOPPED]
@@ -112,10 +104,10 @@ def test_grow_joins_inside_a_layer(harness):
     harness.orders(hang=1)  # rank 0 stays in layer 0 with its first claim, rank 1 can only do the rest
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0])
-    wait_for(lambda: lease.progress().present == 1)
+    until(lambda: lease.progress().present == 1)
     assert lease.resize(1, 2)
     harness.executor.join(0, 1, worker=1)
-    wait_for(lambda: lease.progress().finished_tasks > 0)
+    until(lambda: lease.progress().finished_tasks > 0)
     assert lease.progress().next_layer == 0
     harness.orders()
     assert harness.executor.slots.wait(slot, WAIT_US)
@@ -127,7 +119,7 @@ def test_grow_joins_inside_a_layer(harness):
 def test_shrink_lets_the_upper_rank_go(harness):
     harness.orders(hang=1)
     slot, _ = harness.start([0, 1])
-    wait_for(lambda: harness.executor.lease(0).progress().present == 3)
+    until(lambda: harness.executor.lease(0).progress().present == 3)
     assert harness.executor.lease(0).resize(2, 1)
     harness.orders(task_ns=1_000_000)
     assert reasons(harness.executor.left([1])) == [LeftReason.SHRUNK]
@@ -164,7 +156,7 @@ def recover(harness, slot, generation, dead):
 def test_killed_rank_does_not_hang_the_other(harness, dead):
     harness.orders(task_ns=1_000_000_000)
     slot, generation = harness.start([0, 1])
-    wait_for(lambda: harness.executor.lease(0).progress().present == 3)
+    until(lambda: harness.executor.lease(0).progress().present == 3)
     harness.executor.workers[dead].kill()
     harness.executor.workers[dead].wait(10)
     recover(harness, slot, generation, dead)
@@ -174,7 +166,7 @@ def test_crashed_rank_does_not_hang_the_other(harness):
     harness.orders(crash=1)
     slot, generation = harness.start([0, 1])
     workers = harness.executor.workers
-    wait_for(lambda: any(process.poll() is not None for process in workers))
+    until(lambda: any(process.poll() is not None for process in workers))
     recover(harness, slot, generation, 0 if workers[0].poll() is not None else 1)
 
 
@@ -182,7 +174,7 @@ def test_hung_rank_is_noticed_by_the_other(harness):
     harness.orders(hang=1)
     slot, generation = harness.start([0, 1], timeout_us=50_000)
     lease = harness.executor.lease(0)
-    wait_for(lambda: lease.progress().aborted and lease.progress().present in (1, 2))
+    until(lambda: lease.progress().aborted and lease.progress().present in (1, 2))
     hung = lease.progress().present - 1  # the task may have been stolen
     assert reasons(harness.executor.left([1 - hung])) == [LeftReason.TIMEOUT]
     harness.orders()
@@ -266,7 +258,7 @@ def test_a_planned_block_lets_ranks_go_and_the_gang_goes_on(harness):
     harness.orders(hang=1)
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer3=1, layer4=1))
-    wait_for(lambda: lease.progress().present == 3)
+    until(lambda: lease.progress().present == 3)
     harness.orders(hang=1, layer=4)  # of the first block that has one rank
     (left,) = harness.executor.left([1])
     assert left.reason is LeftReason.SHRUNK
@@ -283,7 +275,7 @@ def test_the_plan_changes_ahead_of_the_gang(harness):
     harness.orders(hang=1)
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer1=1), versions=bytes([0, 1, 1]))
-    wait_for(lambda: lease.progress().present == 3)
+    until(lambda: lease.progress().present == 3)
     lease.plan(0, bytes([1, 0, 2, 4]), plan_of(harness, layer5=2))  # layer 0 runs already
     harness.orders()
     assert harness.executor.slots.wait(slot, WAIT_US)
@@ -297,7 +289,7 @@ def test_a_block_that_has_begun_keeps_its_ranks_against_an_older_wish(harness):
     harness.orders(hang=1)
     lease = harness.executor.lease(0)
     slot, _ = harness.start([0, 1], block_ranks=plan_of(harness, layer1=1))
-    wait_for(lambda: lease.progress().present == 3)
+    until(lambda: lease.progress().present == 3)
     harness.orders(hang=1, layer=2)
     assert reasons(harness.executor.left([1])) == [LeftReason.SHRUNK]
     assert not lease.resize(2, 3)

@@ -4,23 +4,16 @@ import os
 import signal
 import struct
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from gangway.executor.leases import LeaseControl
 from gangway.executor.segment import BELL
+from testing.waiting import until
 from tests.executor.conftest import HEAP
 
 WAIT_US = 10_000_000
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 def state(pid):
@@ -36,12 +29,12 @@ def slot(harness):
     """A query that worker 0 has tasks of in its hands, and worker 1 none; that one is stopped while it waits inside."""
     harness.orders(hang=2)
     slot, _ = harness.start([0], wanted=2)
-    wait_for(lambda: struct.unpack_from("<i", harness.executor.io.view, HEAP + 4096) == (1,))
+    until(lambda: struct.unpack_from("<i", harness.executor.io.view, HEAP + 4096) == (1,))
     harness.executor.join(0, 1, worker=1)
     pid = harness.executor.workers[1].pid
-    wait_for(lambda: harness.executor.lease(0).progress().present == 3 and state(pid) == "S")
+    until(lambda: harness.executor.lease(0).progress().present == 3 and state(pid) == "S")
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: state(pid) == "T")
+    until(lambda: state(pid) == "T")
     return slot
 
 
@@ -52,16 +45,16 @@ def test_only_who_skips_nothing_is_woken_by_ranks_of_an_answered_query(harness, 
     seen = bell.seen()
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, skips))
     scheduler.start()
-    wait_for(lambda: word(control, "sleeping") == 1)
+    until(lambda: word(control, "sleeping") == 1)
     assert word(control, "skip_completion_wakeups") == skips
     harness.orders()
     assert executor.slots.wait(slot, WAIT_US)
-    wait_for(lambda: control.quiet(0))
+    until(lambda: control.quiet(0))
     assert control.completion_rings[0].pending() == 1, "what is not rung for is there none the less"
     assert bell.seen() - seen == (0 if skips else 1)
     assert scheduler.is_alive() or not skips
     os.kill(executor.workers[1].pid, signal.SIGCONT)
-    wait_for(lambda: control.quiet(1))
+    until(lambda: control.quiet(1))
     assert control.completion_rings[1].pending() == 1
     assert bell.seen() - seen == (0 if skips else 2)
     bell.ring()
@@ -76,12 +69,12 @@ def test_a_rank_that_was_stopped_wakes_a_scheduler_that_skips_completions(harnes
     seen = bell.seen()
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, True))
     scheduler.start()
-    wait_for(lambda: word(control, "skip_completion_wakeups") == 1)
+    until(lambda: word(control, "skip_completion_wakeups") == 1)
     harness.executor.lease(0).set_control(LeaseControl.STOP_NOW)
     harness.orders()
     scheduler.join(10)
     assert not scheduler.is_alive()
-    wait_for(lambda: control.quiet(0))
+    until(lambda: control.quiet(0))
     assert bell.seen() - seen == 1
     os.kill(harness.executor.workers[1].pid, signal.SIGCONT)
 

@@ -1,7 +1,6 @@
 """Leases of several members and requests in several parts, on real workers with a model that counts its tasks."""
 
 import struct
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from gangway.executor.leases import MAX_MEMBERS, LeaseControl, Member, PhaseKind
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
+from testing.waiting import until
 
 WAIT_US = 10_000_000
 PLACE_BYTES = 1 << 16  # of one request in the io segment: its input, its output 8 KiB later
@@ -65,13 +65,6 @@ def clear_arena(harness, rows):
 
 def left(harness, workers):
     return {message.reason for message in harness.executor.left(workers)}
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 def is_answered(harness, request):
@@ -219,7 +212,7 @@ def test_a_part_lost_to_a_dead_worker_runs_again_alone(make_harness):
     order(harness, request, hang=1, first_row=2)
     start(harness, [request.member(0, 2, part=0)], [0], lease=0)
     start(harness, [request.member(2, 2, part=1), other.member()], [1], lease=1, arena_row=2)
-    wait_for(lambda: executor.lease(1).progress().present == 1)
+    until(lambda: executor.lease(1).progress().present == 1)
     assert left(harness, [0]) == {LeftReason.DONE}
     executor.restart(1)
     executor.load(1, harness.model.key, [1])
@@ -283,7 +276,7 @@ def test_a_gang_stops_before_rows_are_unpacked(make_harness):
     order(harness, requests[0], hang=model.tasks, layer=2, first_row=1)  # the last task of the last layer, in row 1
     lease = harness.executor.lease(0)
     start(harness, [request.member() for request in requests], [0])
-    wait_for(lambda: struct.unpack_from("<i", arena, staged_counters + 4 * last_task)[0])  # row 0, in the same call
+    until(lambda: struct.unpack_from("<i", arena, staged_counters + 4 * last_task)[0])  # row 0, in the same call
     lease.set_control(LeaseControl.STOP_NOW)
     struct.pack_into("<4i", arena, model.row_bytes + staged_input, 0, 0, 0, 0)
     assert left(harness, [0]) == {LeftReason.STOPPED}

@@ -20,7 +20,7 @@ from gangway.executor.regions import (
     unpack_region_message,
 )
 from testing.processes import open_descriptors
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 LARGE = 2**64 - 1
 PLAIN = [RegionMapped(1, 2), WithdrawRegion(LARGE), UnmapRegion(128), AllMapped(), RegionDone(1)]

@@ -10,6 +10,7 @@ import pytest
 
 from gangway.executor.messages import BELL_BYTES, Bell, Ring, ring_bytes
 from gangway.executor.segment import BELL, Segment
+from testing.waiting import until
 
 
 @pytest.fixture
@@ -104,8 +105,7 @@ def test_best_effort_requests_wake_nobody_who_skips_them(segment):
         target=bell.wait, args=(seen + 1, 0, 20_000_000), kwargs={"skip_best_effort_wakeups": True}
     )
     waiter.start()
-    while [struct.unpack_from("<I", segment.view, at) for at in words.values()] != [(1,)] * 2:
-        time.sleep(0.001)
+    until(lambda: [struct.unpack_from("<I", segment.view, at) for at in words.values()] == [(1,)] * 2)
     bell.ring_for_best_effort()
     assert bell.seen() == seen + 1
     bell.ring()

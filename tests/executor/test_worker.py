@@ -14,6 +14,8 @@ from gangway.base.process import WORKER_NICE
 from gangway.executor.launch import available_cores
 from gangway.executor.messages import Exit, RunLease, WorkerReady
 from gangway.measure.model_runner import LocalExecutor
+from testing.processes import command_of
+from testing.waiting import until
 from tests.executor.conftest import two_workers
 
 WAIT_US = 10_000_000
@@ -164,10 +166,7 @@ def test_workers_die_with_their_parent(tiny_model):
     command = [sys.executable, "-c", program, str(tiny_model.cache_dir), str(available_cores()[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}/cmdline").exists() and Path(f"/proc/{int(done.stdout)}/cmdline").read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: not command_of(int(done.stdout)))
 
 
 def test_start_is_fast(tiny_model):

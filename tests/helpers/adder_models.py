@@ -1,6 +1,5 @@
 """Tiny models that add a number, so that an answer tells which file it comes from; and a server with some of them."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
 from testing.live_server import LiveServer
+from testing.waiting import until
 from tests.conftest import CompileKept
 
 TIMEOUT_S = 60  # a job that gives way to everybody may take long
@@ -84,10 +84,7 @@ class Controlled:
         return self.index().get((name, version), ("", ""))
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not is_so():
-            assert time.monotonic() < deadline, self.server.log.read_text()
-            time.sleep(0.02)
+        until(is_so, self.server.log.read_text)
 
     def wait_for_unloaded(self, name: str, version: str = "1") -> None:
         self.wait_until(lambda: self.state(name, version) == ("UNAVAILABLE", "unloaded"))

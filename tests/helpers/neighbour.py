@@ -13,8 +13,8 @@ from gangway.clients.inputs import infer_request
 from testing.live_server import LiveServer
 from testing.load import raw_channel, raw_infer
 from testing.processes import memory_of, open_descriptors
+from testing.waiting import until
 from tests.helpers.own_time import OwnTime
-from tests.helpers.whole_server import until
 
 PATIENCE_S = 1.0  # of another client, at most
 CALLS = 10  # of it, at least

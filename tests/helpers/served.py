@@ -17,8 +17,8 @@ from tritonclient.utils import np_to_triton_dtype
 from gangway.clients.inputs import outputs_of
 from testing.live_server import LiveServer, live_server
 from testing.processes import command_of, descendants_of
+from testing.waiting import until
 from tests.helpers.ways import WAYS, Array, request_of
-from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 

@@ -10,6 +10,8 @@ import numpy as np
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 
+from testing.waiting import until
+
 THREADS = 2  # for each protocol
 TIMEOUT_S = 20
 PAUSE_S = 0.002  # so that the calls last as long as what happens
@@ -35,10 +37,10 @@ class SteadyCalls:
     def wait_for(self, count: int) -> None:
         """Return when so many calls more have been answered by each protocol."""
         before = dict(self.answered)
-        until_s = time.monotonic() + TIMEOUT_S
-        while any(self.answered[protocol] < before[protocol] + count for protocol in before):
-            assert time.monotonic() < until_s, (self.answered, self.errors)
-            time.sleep(0.005)
+        until(
+            lambda: all(self.answered[protocol] >= before[protocol] + count for protocol in before),
+            lambda: f"{self.answered} {self.errors}",
+        )
 
     def run(self, protocol: str, address: str, model: str) -> None:
         """Call until the end."""

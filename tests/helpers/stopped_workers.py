@@ -3,14 +3,14 @@
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gangway.executor.control import ControlSegment
 from testing.live_server import LiveServer
 from testing.processes import command_of
+from testing.waiting import until
 
 TIMEOUT_S = 30
 
@@ -22,24 +22,17 @@ def stopped_workers(server: LiveServer) -> Iterator[None]:
     Begins when no worker has anything to do. To be left within seconds: the workers of a gang that does not get on for
     10 s (`scheduler/watchdog.py`) are killed.
     """
-    _await(server, lambda: _are_quiet(server))
+    until(lambda: _are_quiet(server), server.log.read_text)
     pids = server.pids()["worker"]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        _await(server, lambda: all(_is_stopped(pid) for pid in pids))
+        until(lambda: all(_is_stopped(pid) for pid in pids), server.log.read_text)
         yield
     finally:
         for pid in pids:
             with suppress(ProcessLookupError):  # the test has killed it
                 os.kill(pid, signal.SIGCONT)
-
-
-def _await(server: LiveServer, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end, server.log.read_text()
-        time.sleep(0.001)
 
 
 def _are_quiet(server: LiveServer) -> bool:

@@ -2,8 +2,7 @@
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from testing.live_server import LiveServer
 from testing.processes import shm_names
 from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
-
-TIMEOUT_SECONDS = 60
 
 
 def small_repository(folder: Path, zoo: CompiledZoo, *names: str) -> Path:
@@ -55,12 +52,3 @@ def names_of(pids: Iterable[int]) -> list[str]:
 
 def all_pids(server: LiveServer) -> list[int]:
     return [pid for same in server.pids().values() for pid in same]
-
-
-def until(condition: Callable[[], object], what_is_so: Callable[[], str] = str) -> None:
-    """Return when it is so. Fails after a minute, with what is so."""
-    begin_s = time.monotonic()
-    while not condition():
-        elapsed_s = time.monotonic() - begin_s
-        assert elapsed_s < TIMEOUT_SECONDS, what_is_so()
-        time.sleep(min(0.001 + elapsed_s / 20, 0.02))  # a look takes as long as half a millisecond of a core

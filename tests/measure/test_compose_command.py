@@ -5,7 +5,6 @@ import logging
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from gangway.scheduler.stages.schedule_file import (
     read_schedule,
     read_state,
 )
+from testing.waiting import until
 from tests.conftest import CompileKept
 
 TENSORS = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 16, 12, 12 ] } ]'
@@ -92,10 +92,9 @@ def test_a_killed_search_goes_on(repository: Path, cache_dir: Path, capsys: pyte
     process = subprocess.Popen(
         [sys.executable, "-m", "gangway.server.cli", "compose", *arguments, *long], stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 60
-    while not (kept := list((cache_dir / "schedules").glob("*.samples"))):
-        assert process.poll() is None and time.monotonic() < end, "no sample has been kept"
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or list((cache_dir / "schedules").glob("*.samples")))
+    kept = list((cache_dir / "schedules").glob("*.samples"))
+    assert process.poll() is None and kept, "no sample has been kept"
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     before = len(json.loads(kept[0].read_text())["samples"])

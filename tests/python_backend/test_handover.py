@@ -19,8 +19,8 @@ from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.executor.python_instance import Instance
 from gangway.executor.python_program import PythonModel
 from gangway.python_backend.messages import OCCUPIED
+from testing.waiting import until
 from tests.helpers.served import TIMEOUT_S
-from tests.helpers.whole_server import until
 from tests.python_backend.instances import Host, instance_of
 
 SIZE = 16

@@ -11,7 +11,7 @@ import pytest
 from gangway.python_backend.cpu_clock import CpuClock
 from gangway.python_backend.messages import WAITING_NICE
 from gangway.python_backend.model_threads import ModelThreads, Status
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 LOWEST_NICE = 19
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from gangway.server.descriptors import DescriptorWatch, borrowed_socket, open_descriptors
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 
 @contextmanager

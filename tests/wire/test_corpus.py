@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.whole_server import until
+from testing.waiting import until
 from tests.wire.corpus import PROTOCOLS, Case, difference, load, path_of
 from tests.wire.differences import DELIBERATE
 from tests.wire.served import FLAGS, Played, playing, write_repository

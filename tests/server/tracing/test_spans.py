@@ -18,7 +18,8 @@ from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer, live_server, stop
 from testing.load import raw_channel, raw_infer
 from testing.otlp_collector import CollectedSpan, OtlpCollector
-from tests.helpers.whole_server import small_repository, until
+from testing.waiting import until
+from tests.helpers.whole_server import small_repository
 
 SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -28,13 +28,13 @@ from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.ensemble_configs import write as write_ensemble
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.stopped_workers import stopped_workers
-from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 NEVER_US = 3_600_000_000  # who waits so long for company is not there when the tests end

@@ -11,7 +11,7 @@ import socket
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOp
 from testing.live_server import LiveServer, live_server
 from testing.load import EAGER
 from testing.processes import shm_names
+from testing.waiting import until
 
 TIMEOUT_S = 20
 MANY = 64  # connections; that all of so many go to the same one of two front ends happens once in 2^63 times
@@ -130,13 +131,6 @@ def links_of(pid: int) -> set[str]:
         except OSError:
             continue
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")

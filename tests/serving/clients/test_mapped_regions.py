@@ -19,6 +19,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer
+from testing.waiting import until
 
 TIMEOUT_S = 30
 ROWS = 8  # so that the output is large enough to be in place
@@ -123,13 +124,6 @@ def make_segment(client: triton.InferenceServerClient) -> Iterator[Callable[[Any
         shm.destroy_shared_memory_region(segment.handle)
 
 
-def await_that(is_so: Check) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 @contextmanager
 def stopped(pids: list[int]) -> Iterator[None]:
     """Processes that stand still for the block."""
@@ -153,7 +147,7 @@ def test_workers_use_the_clients_memory(
     assert all(segment.is_known_to(pids["worker"]))
     segment.client.unregister_system_shared_memory(segment.name)
     everybody = [pid for same in pids.values() for pid in same]
-    await_that(lambda: not any(segment.is_known_to(everybody)))
+    until(lambda: not any(segment.is_known_to(everybody)))
 
 
 @pytest.mark.parametrize(("input_at", "output_at", "in_place"), [(2, None, 1), (4, None, 2), (0, INPUT_BYTES + 1, 1)])
@@ -205,9 +199,9 @@ def test_a_file_that_shrinks_while_it_is_used(
     with ThreadPoolExecutor(2) as pool:
         with stopped(pids["worker"]):
             asked = pool.submit(segment.ask)
-            await_that(lambda: gangway_server.busy_slots() == 1)
+            until(lambda: gangway_server.busy_slots() == 1)
             beside = pool.submit(other.ask)
-            await_that(lambda: gangway_server.busy_slots() == 2)
+            until(lambda: gangway_server.busy_slots() == 2)
             os.truncate(segment.path, 0)
         with pytest.raises(InferenceServerException, match="has shrunk since it was registered") as caught:
             asked.result(TIMEOUT_S)
@@ -216,9 +210,7 @@ def test_a_file_that_shrinks_while_it_is_used(
         assert answer.in_place == 1
         np.testing.assert_array_equal(answer.values, expected[1])
     assert gangway_server.pids() == pids
-    await_that(
-        lambda: f"shared memory region '{segment.name}' is shorter than registered" in gangway_server.log.read_text()
-    )
+    until(lambda: f"shared memory region '{segment.name}' is shorter than registered" in gangway_server.log.read_text())
     os.truncate(segment.path, segment.size_bytes)
     shm.set_shared_memory_region(segment.handle, [images])
     answer = segment.ask()
@@ -285,4 +277,4 @@ def test_a_new_worker_has_the_regions(
         workers = gangway_server.pids()["worker"]
         return len(workers) == len(before) and victim not in workers and all(segment.is_known_to(workers))
 
-    await_that(has_successor)
+    until(has_successor)

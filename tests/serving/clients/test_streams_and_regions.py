@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 from testing.live_server import LiveServer
 from testing.processes import open_descriptors
 from testing.reference import Example, example_of
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 TIMEOUT_S = 30
 MANY = 60  # requests of resnet50: seconds of computing

@@ -26,10 +26,10 @@ from gangway.executor.launch import available_cores
 from gangway.scheduler.stages.ir import StreamSegment
 from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

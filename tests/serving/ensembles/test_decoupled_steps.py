@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.python_models import TEXTS, config_of
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
@@ -32,7 +33,6 @@ from tests.helpers.stream_models import (
     text_request,
     write_text_model,
 )
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 X, Y = TEXTS

@@ -28,6 +28,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from gangway.zoo.repository import write_ensemble
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
@@ -35,7 +36,6 @@ from tests.helpers.mutated_requests import REFUSALS, TIMEOUT_S, mutated, sent, s
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.stopped_workers import stopped_workers
-from tests.helpers.whole_server import until
 
 Array = npt.NDArray[np.int32]
 ZOO = ("simple", "simple_identity", "simple_string")

@@ -24,13 +24,13 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo.repository import write_ensemble
 from testing.live_server import is_ready, live_server
 from testing.load import raw_channel
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scrape, Scraped
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

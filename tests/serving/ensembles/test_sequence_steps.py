@@ -12,12 +12,12 @@ import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers import ensemble_configs, sequence_models
 from tests.helpers.python_models import TEXTS
 from tests.helpers.sequence_models import MODULES, oldest, run_stream, run_unary
 from tests.helpers.served import Served, inputs_of, serving
 from tests.helpers.stream_models import DECOUPLED, generated, streamed, text_request, write_text_model
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 X, Y = TEXTS

@@ -12,10 +12,11 @@ import tritonclient.grpc as triton
 
 from gangway.zoo import write_model
 from testing.live_server import free_port, stop, wait_until_ready
+from testing.waiting import until
 from tests.helpers.hostile_folder import ALL, OTHERS, SITE, hostile_folder, imported
 from tests.helpers.python_models import ADD, HEAD, four, write
 from tests.helpers.served import inputs_of
-from tests.helpers.whole_server import TIMEOUT_SECONDS, until
+from tests.helpers.whole_server import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.long
 

@@ -21,12 +21,13 @@ from testing.live_server import LiveServer, live_server
 from testing.load import raw_channel, raw_infer
 from testing.processes import open_descriptors
 from testing.raw_connection import RawConnection
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.certificates import Authority
 from tests.helpers.http_requests import ask_http
 from tests.helpers.own_time import within
 from tests.helpers.python_models import write
-from tests.helpers.whole_server import all_pids, small_repository, until
+from tests.helpers.whole_server import all_pids, small_repository
 
 CONNECTIONS = 400
 LOOKS = 2

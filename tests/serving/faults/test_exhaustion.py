@@ -13,8 +13,9 @@ import tritonclient.grpc as triton
 from testing.cgroup import Cgroup
 from testing.live_server import LiveServer, live_server
 from testing.raw_connection import RawConnection
+from testing.waiting import until
 from tests.helpers.http_requests import ask_http
-from tests.helpers.whole_server import small_repository, until
+from tests.helpers.whole_server import small_repository
 
 OPEN_FILES = 512
 CALLS = 50

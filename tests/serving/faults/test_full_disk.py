@@ -11,8 +11,9 @@ import pytest
 from gangway.clients.inputs import infer_request
 from testing.live_server import LiveServer, live_server
 from testing.load import raw_channel, raw_infer
+from testing.waiting import until
 from tests.conftest import CompiledZoo
-from tests.helpers.whole_server import small_repository, until
+from tests.helpers.whole_server import small_repository
 
 DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m none "$0" && exec "$@"')
 VALUES = np.ones((1, 16), np.int32)

@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.requests.regions import RESERVED_PREFIXES
+from testing.waiting import until
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.whole_server import until
 
 ROW = np.arange(16, dtype=np.int32).tobytes()
 REFUSALS = {

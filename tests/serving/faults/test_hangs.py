@@ -14,9 +14,9 @@ from gangway.executor.launch import available_cores
 from testing.live_server import LiveServer, live_server
 from testing.load import RIGHT, Load, run_for
 from testing.reference import Example, example_of
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.busy_core import SPIN, busy_core
-from tests.helpers.whole_server import until
 
 REPLACED_WITHIN_S = 8.0  # on a busy machine; 2 where nothing else runs
 STALE_S = 2.0

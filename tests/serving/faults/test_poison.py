@@ -27,7 +27,7 @@ from gangway.compiler.target import detect
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.errors import CompileError
 from testing.live_server import LiveServer, live_server
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.long
 

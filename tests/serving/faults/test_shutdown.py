@@ -19,10 +19,11 @@ from testing.load import TOLERANCE, relative_error
 from testing.processes import descendants_of
 from testing.reference import example_of
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.helpers.start_time import back_within_s
 from tests.helpers.steady_calls import simple_inputs
 from tests.helpers.stopped_workers import stopped_workers
-from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
+from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started
 
 pytestmark = pytest.mark.long
 

@@ -22,7 +22,8 @@ from gangway.artifact.reader import verify
 from testing.live_server import LiveServer, live_server
 from testing.load import RIGHT, Load, run_for
 from testing.reference import example_of
-from tests.helpers.whole_server import TIMEOUT_SECONDS, small_repository, started, until
+from testing.waiting import until
+from tests.helpers.whole_server import TIMEOUT_SECONDS, small_repository, started
 
 pytestmark = pytest.mark.long
 

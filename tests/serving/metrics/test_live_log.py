@@ -1,7 +1,6 @@
 """The log of a whole server, and LogSettings by a real client."""
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer, live_server, stop
 from testing.load import raw_channel
+from testing.waiting import until
 
 TIMEOUT_S = 30
 DEFAULTS = {
@@ -46,13 +46,9 @@ class Logging:
             self.client.get_model_config(model)
 
     def await_line(self, text: str, path: Path | None = None) -> str:
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
-            for line in (path or self.file).read_text().splitlines() if (path or self.file).exists() else ():
-                if text in line:
-                    return line
-            assert time.monotonic() < deadline, f"no line with {text!r}"
-            time.sleep(0.01)
+        file = path or self.file
+        until(lambda: file.exists() and text in file.read_text(), lambda: f"no line with {text!r}")
+        return next(line for line in file.read_text().splitlines() if text in line)
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from tritonclient.utils import InferenceServerException
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import is_ready, live_server
 from testing.load import raw_channel, raw_infer
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import orders_of, save_served
-from tests.helpers.whole_server import until
 
 HEAVY_ROWS = 8
 QUEUE = 8

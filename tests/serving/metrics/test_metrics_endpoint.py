@@ -12,8 +12,8 @@ import tritonclient.grpc as triton
 
 from testing.live_server import LiveServer, live_server
 from testing.processes import open_descriptors
+from testing.waiting import until
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
-from tests.helpers.whole_server import until
 
 
 @pytest.fixture

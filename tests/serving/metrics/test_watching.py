@@ -18,11 +18,11 @@ import tritonclient.grpc as triton
 
 from gangway.server.serving.http.watching import MAX_BEHIND, MAX_WATCHERS
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 from tests.helpers.tiny_model import orders_of, save_served
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

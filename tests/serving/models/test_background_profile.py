@@ -22,6 +22,7 @@ from testing.live_server import live_server
 from testing.load import raw_channel, raw_infer
 from testing.processes import command_of, running_below
 from testing.reference import example_of
+from testing.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -80,19 +81,11 @@ def profile_of(manifest: Manifest, cache_dir: Path) -> Path:
 
 def await_log(log: Path, words: str) -> str:
     """What a server has logged, once these words are in it."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while words not in (text := log.read_text()):
-        assert time.monotonic() < deadline, text
-        time.sleep(0.05)
-    return text
+    until(lambda: words in log.read_text(), log.read_text)
+    return log.read_text()
 
 
 def await_jobs(pid: int, count: int) -> list[int]:
     """The measurements under a server, once there are so many."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        jobs = running_below(pid, "gangway.measure.profiler")
-        if len(jobs) >= count:
-            return jobs
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: len(running_below(pid, "gangway.measure.profiler")) >= count)
+    return running_below(pid, "gangway.measure.profiler")

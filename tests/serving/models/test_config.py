@@ -24,13 +24,13 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from testing.live_server import LiveServer, stop
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import onnx_text
 from tests.helpers.onnx_networks import FOREIGN
 from tests.helpers.served import Served
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.ways import WAYS, RefusedError, by_grpc, request_of
-from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
 START_SECONDS = 90

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import least_s, orders_of, save_served
@@ -74,22 +75,16 @@ class Served:
         """Send a request, and wait until it waits behind the others."""
         before = self.server.waiting_slots()
         answer = self.send(model, rows, **options)
-        self.until(lambda: self.server.waiting_slots() == before + 1)
+        until(lambda: self.server.waiting_slots() == before + 1)
         return answer
-
-    def until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.001)
 
     def await_busy(self) -> None:
         """Wait until a request has begun."""
-        self.until(lambda: self.server.busy_slots(running=True))
+        until(lambda: self.server.busy_slots(running=True))
 
     def await_idle(self) -> float:
         """Wait until nothing is being executed; return the time."""
-        self.until(lambda: not self.server.busy_slots(running=True))
+        until(lambda: not self.server.busy_slots(running=True))
         return time.monotonic()
 
     def started(self, count: int, since_us: float) -> list[str]:
@@ -106,7 +101,7 @@ class Served:
                     found.setdefault(line["query_id"], line["model"].partition(",")[0])
             return len(found) >= count
 
-        self.until(complete)
+        until(complete)
         return list(found.values())
 
     def report(self, model: str, **options: Any) -> dict[str, Any]:
@@ -162,7 +157,7 @@ def milliseconds_of(text: str) -> float:
 
 
 def test_the_smaller_of_target_and_timeout_counts(served: Served) -> None:
-    served.until(lambda: "ready: gRPC" in served.server.log.read_text())  # after the summary
+    until(lambda: "ready: gRPC" in served.server.log.read_text())  # after the summary
     summary = re.search(r"^patient +1 +([\d.]+ ms) +([\d.]+ ms) ", served.server.log.read_text(), re.MULTILINE)
     assert summary
     target_us = served.report("patient")["target_us"]
@@ -220,7 +215,7 @@ def test_a_target_that_no_request_has_met_refuses_nobody(served: Served) -> None
 
 def test_a_backlog_that_makes_a_request_late_has_it_refused(served: Served) -> None:
     """As soon as that is certain: the backlog is not worked off before."""
-    served.until(lambda: served.infer("strict", timeout=100_000) and served.counts("strict")["qos_met"])
+    until(lambda: served.infer("strict", timeout=100_000) and served.counts("strict")["qos_met"])
     with stopped_workers(served.server):
         busy = served.send("heavy", priority=HIGH)
         served.await_busy()
@@ -264,7 +259,7 @@ def test_a_call_that_times_out_gives_its_cores_back(served: Served) -> None:
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     served.infer("quick")
     assert served.await_idle() - begin < least_s(LONG_US)
-    served.until(lambda: served.counts("heavy")["qos_missed"] == before["qos_missed"] + 1)
+    until(lambda: served.counts("heavy")["qos_missed"] == before["qos_missed"] + 1)
     assert served.counts("heavy")["refused"] == before["refused"]
 
 

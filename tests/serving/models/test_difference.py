@@ -1,7 +1,6 @@
 """`gangway serve` says once that a compiled model answers otherwise than onnxruntime."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.helpers.rounded_products import DEPTH, save_rounded
 
 TIMEOUT_S = 60
@@ -69,9 +69,7 @@ def test_it_is_told_once_when_a_size_is_compiled_later(
         x = triton.InferInput("x", [1, size, DEPTH], "FP32")
         x.set_data_from_numpy(np.ones((1, size, DEPTH), np.float32))
         client.infer("later", [x])
-        deadline = time.monotonic() + TIMEOUT_S
-        while f"later, version 1, T={size}: ready, compiled for these sizes" not in _log(server):
-            assert time.monotonic() < deadline, _log(server)
-            time.sleep(0.02)
+        said = f"later, version 1, T={size}: ready, compiled for these sizes"
+        until(lambda said=said: said in _log(server), server.log.read_text)  # type: ignore[misc]
     assert warnings(server, "later") == ["T=5"]
     assert told(client, "later").startswith("with T=5, output 'y' differs")

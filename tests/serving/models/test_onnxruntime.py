@@ -32,13 +32,13 @@ from gangway.zoo import write_model
 from testing.live_server import live_server
 from testing.processes import cpu_ns
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.conftest import CompileKept
 from tests.helpers.island_networks import control_flow
 from tests.helpers.nice_values import WITHOUT_PRIVILEGE
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array
 from tests.helpers.served import Served, serving
 from tests.helpers.ways import WAYS, RefusedError, by_grpc, request_of
-from tests.helpers.whole_server import until
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second

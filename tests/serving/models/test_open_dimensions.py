@@ -1,7 +1,6 @@
 """`gangway serve` with configurations that say something of dimensions which the ONNX files leave open."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper
 
 from gangway.clients.inputs import outputs_of
+from testing.waiting import until
 from tests.conftest import CompileKept
 from tests.helpers.served import Served, serving
 from tests.helpers.ways import by_grpc, parameters_of, request_of
@@ -126,10 +126,7 @@ def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served:
     answer, report = served.infer("step", x=x)
     np.testing.assert_array_equal(answer, 720 // x)
     assert report["target_us"] == 0, "best effort"
-    end = time.monotonic() + TIMEOUT_S
-    while not all(served.infer(name, x=x)[1]["target_us"] for name in ("quotient", "step")):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: all(served.infer(name, x=x)[1]["target_us"] for name in ("quotient", "step")))
     since = served.parameter("quotient", "gangway_target_since")
     assert re.fullmatch(r"[\d-]+T[\d:]+\+00:00", since)
     assert len(served.lines(r"INFO .*quotient, version 1: its latency target is [\d.]+ ms from now on")) == 1

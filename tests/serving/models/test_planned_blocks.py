@@ -14,10 +14,10 @@ from gangway.executor.launch import available_cores
 from testing.live_server import LiveServer, live_server
 from testing.load import RIGHT, Load, LoadProcess
 from testing.reference import example_of
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.http_requests import ask_http
 from tests.helpers.scraped_metrics import Scraped
-from tests.helpers.whole_server import until
 
 WORKERS = 8
 CORES = f"--cores={available_cores()[0]}x{WORKERS}"

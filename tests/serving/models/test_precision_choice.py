@@ -6,7 +6,6 @@ A processor without instructions for bf16 serves the model in fp32 alone, and sa
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
 from testing.live_server import LiveServer, live_server
 from testing.otlp_collector import OtlpCollector
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.ways import by_http, parameters_of, request_of
@@ -268,10 +268,7 @@ def test_unloading_frees_both_and_loading_brings_both_back(served: Served) -> No
         keys = {path.name for path in Path(flag(served.server, "--cache-dir")).iterdir() if len(path.name) == 64}
         assert len(mapped_by_workers(served.server, keys)) == 2
         client.unload_model("again")
-        deadline = time.monotonic() + TIMEOUT_S
-        while mapped_by_workers(served.server, keys):
-            assert time.monotonic() < deadline, "a worker still maps an artifact"
-            time.sleep(0.01)
+        until(lambda keys=keys: not mapped_by_workers(served.server, keys))  # type: ignore[misc]
 
 
 def flag(server: LiveServer, name: str) -> str:

@@ -21,13 +21,13 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.helpers import ensemble_configs, python_models
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.served import inputs_of
 from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
 from tests.helpers.ways import WAYS, RefusedError, request_of
-from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 QUEUE_S = 0.6  # the longest wait, which is also what a busy machine may take until it begins with a request

@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.clients.perf.command import main as perf
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.alone  # latencies are measured and compared
 

@@ -12,12 +12,12 @@ import tritonclient.utils.shared_memory as shm
 
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer
+from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs, ways
 from tests.helpers.client_segments import Segments
 from tests.helpers.python_models import config_of, write
 from tests.helpers.served import Array, Served, serving
 from tests.helpers.ways import RefusedError, by_grpc, request_of
-from tests.helpers.whole_server import until
 
 TENSORS = """
     def execute(self, requests):

@@ -21,12 +21,12 @@ from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
 from testing.processes import command_of, descendants_of
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.certificates import Authority
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import config_of, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

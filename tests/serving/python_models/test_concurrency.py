@@ -14,10 +14,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import config_of, four, parameter, write
 from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

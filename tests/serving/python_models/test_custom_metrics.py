@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers.python_models import TEXTS, config_of, executes, write
 from tests.helpers.served import Served, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

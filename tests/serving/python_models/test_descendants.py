@@ -14,10 +14,11 @@ from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer, live_server
 from testing.processes import children_of, descendants_of
+from testing.waiting import until
 from tests.helpers.python_models import ADD, HEAD, TEXTS, config_of, executes, four, write
 from tests.helpers.sampled import sampled
 from tests.helpers.served import TIMEOUT_S, Served, serving
-from tests.helpers.whole_server import alive, until
+from tests.helpers.whole_server import alive
 
 AGAIN_S = 3  # an instance starts within a second; others use the machine, too
 

@@ -16,9 +16,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers.python_models import ADD, HEAD, config_of, four, parameter, write
 from tests.helpers.served import Served, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

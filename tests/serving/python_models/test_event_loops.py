@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers.python_models import ADD, SLOW, config_of, four, write
 from tests.helpers.served import Served, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

@@ -19,11 +19,12 @@ from tritonclient.utils import InferenceServerException
 from gangway.python_backend.messages import PREFIX
 from testing.live_server import live_server
 from testing.processes import descendants_of
+from testing.waiting import until
 from tests.helpers import adder_models
 from tests.helpers.own_time import within
 from tests.helpers.python_models import ADD, HEAD, config_of, four, parameter, write
 from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
-from tests.helpers.whole_server import alive, until
+from tests.helpers.whole_server import alive
 
 pytestmark = pytest.mark.long
 

@@ -16,11 +16,11 @@ from tritonclient.utils import InferenceServerException
 from gangway.base.memory_budget import memory_budget
 from gangway.server.serving.process import MESSAGE_SHARE
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import HEAD, config_of, four, parameter, write
 from tests.helpers.sampled import sampled
 from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 MOST_BYTES = 256 << 20
 LARGE_MIB = 1500

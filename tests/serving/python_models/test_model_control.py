@@ -14,11 +14,11 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers import adder_models
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import ADD, TEXTS, config_of, executes, four, write
 from tests.helpers.served import Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

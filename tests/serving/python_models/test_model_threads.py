@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from testing.waiting import until
 from tests.helpers.python_models import ADD, config_of, four, write
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 TOKEN_S = 0.01  # of computing
 LOWEST_NICE = 19

@@ -9,10 +9,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import config_of, four, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 NONE = "[None for _ in requests]"
 # What a model does with a request whose first number is 1; any other is answered.

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers.python_models import TEXTS, config_of, executes, write
 from tests.helpers.served import Served, serving
-from tests.helpers.whole_server import alive, until
+from tests.helpers.whole_server import alive
 
 NAMES = '"asyncio": asyncio, "contextlib": contextlib, "io": io, "os": os, "sys": sys, "Mute": Mute, "Told": Told'
 HEAD = (

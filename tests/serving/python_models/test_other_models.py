@@ -15,12 +15,12 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.processes import cpu_ns
+from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
 from tests.helpers.python_models import SLOW, config_of, four, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.ways import WAYS
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

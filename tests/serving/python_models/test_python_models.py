@@ -18,12 +18,12 @@ from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelInstanceGroup
+from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.http_requests import ask_http
 from tests.helpers.python_models import ADD, config_of, four, parameter, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 from tests.helpers.ways import WAYS, request_of
-from tests.helpers.whole_server import until
 
 TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
 IDENTITY = """

@@ -14,9 +14,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server
+from testing.waiting import until
 from tests.helpers.python_models import config_of, four, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

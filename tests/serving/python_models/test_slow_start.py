@@ -11,10 +11,11 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import live_server, reserved_port
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.python_models import ADD, four, write
 from tests.helpers.served import Served
-from tests.helpers.whole_server import started, until
+from tests.helpers.whole_server import started
 
 pytestmark = pytest.mark.long  # a start is slow after ten seconds
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from testing.waiting import until
 from tests.helpers.served import Served, serving
 from tests.helpers.stream_models import (
     DECOUPLED,
@@ -25,7 +26,6 @@ from tests.helpers.stream_models import (
     text_request,
     write_text_model,
 )
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 EMPTY_FINAL = {"triton_enable_empty_final_response": True}

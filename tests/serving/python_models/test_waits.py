@@ -17,11 +17,11 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.own_time import within
 from tests.helpers.python_models import TEXTS, config_of, executes, four, parameter, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
-from tests.helpers.whole_server import until
 
 pytestmark = pytest.mark.long
 

@@ -19,9 +19,10 @@ from gangway.server.models.config import read_config
 from testing.live_server import live_server
 from testing.processes import descendants_of
 from testing.repository import GANGWAY
+from testing.waiting import until
 from tests.helpers import ensemble_configs
 from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, TENSORS, write_all
-from tests.helpers.whole_server import alive, until
+from tests.helpers.whole_server import alive
 
 pytestmark = pytest.mark.long
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from gangway.server.messages import MAX_VERSION
 from testing.live_server import stop
 from testing.processes import command_of, descendants_of
 from testing.repository import GANGWAY
+from testing.waiting import until
 
 TIMEOUT_SECONDS = 60
 ADMIN = {"triton-grpc-protocol-admin": "s3cret"}
@@ -73,10 +73,9 @@ def brought(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with log.open("wb") as stderr, open("/dev/full", "wb") as stdout:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
     try:
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not (ready := re.search(r"ready: gRPC on (\S+)", log.read_text())):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        until(lambda: process.poll() is not None or "ready: gRPC on" in log.read_text(), log.read_text)
+        ready = re.search(r"ready: gRPC on (\S+)", log.read_text())
+        assert ready, log.read_text()
         with triton.InferenceServerClient(ready[1]) as client:
             yield Brought(process, log, client)
     finally:

@@ -22,12 +22,12 @@ from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import TIMEOUT_S, config_of
 from tests.helpers.stopped_workers import stopped_workers
-from tests.helpers.whole_server import until
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
 ROWS = 4

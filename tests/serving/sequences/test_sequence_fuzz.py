@@ -19,13 +19,13 @@ from tritonclient.utils import InferenceServerException
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import LiveServer, live_server
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.mutated_requests import REFUSALS, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import MODULES, TIMEOUT_S, config_of, number, oldest, run_stream, run_unary, total_of
-from tests.helpers.whole_server import until
 
 PROGRAMS = settings(max_examples=40, deadline=None)
 SIDE_BY_SIDE = settings(max_examples=12, deadline=None)

@@ -23,12 +23,12 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import onnx_text
 from tests.helpers.http_requests import ask_http
 from tests.helpers.sequence_models import Sums, number, run_stream, run_unary
 from tests.helpers.served import serving
-from tests.helpers.whole_server import until
 
 TIMEOUT_S = 60
 ZOO = ("simple_sequence", "simple_dyna_sequence", "simple_string_dyna_sequence")

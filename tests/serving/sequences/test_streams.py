@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
 from testing.live_server import is_ready
+from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.raw_stream import RawStream
@@ -25,7 +26,6 @@ from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import TIMEOUT_S, Sums, config_of, oldest, run_stream
 from tests.helpers.served import serving
 from tests.helpers.stopped_workers import stopped_workers
-from tests.helpers.whole_server import until
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
 COMPILED = {"sums": config_of(oldest(64)), "narrow": config_of("direct { }", batch=1)}

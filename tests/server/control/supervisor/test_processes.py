@@ -15,7 +15,7 @@ from gangway.base.backoff import Backoff
 from gangway.server.control.supervisor import processes as children
 from gangway.server.control.supervisor.processes import Child, SupervisedProcess
 from testing.processes import open_descriptors
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 
 def sleeper(seconds: float = 60) -> subprocess.Popen[bytes]:

@@ -26,7 +26,7 @@ from gangway.executor.regions import (
 from gangway.executor.segment import Segment
 from gangway.server.control.supervisor.regions import RegionRegistry
 from testing.processes import open_descriptors
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 FRONT_END = 1
 TURNS = 20  # of the event loop, after which everything has been said that was to be said

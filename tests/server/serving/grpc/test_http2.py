@@ -22,7 +22,7 @@ from gangway.server.serving.grpc import call as grpc_call
 from gangway.server.serving.grpc import http2
 from gangway.server.serving.grpc.call import MessageArrivals
 from testing.raw_connection import RawConnection
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 Start = Callable[[GrpcOptions], Any]
 EMPTY = b"\0\0\0\0\0"

@@ -22,7 +22,7 @@ from gangway.server.serving import limits as connection_limit
 from gangway.server.serving.http import front_end as http_front_end
 from gangway.server.serving.http import http1 as connections
 from testing.processes import cpu_ns, memory_of
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 Ask = Callable[..., Any]
 GOOD = json.dumps(

@@ -11,7 +11,7 @@ import pytest
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.serving.grpc.http2 import CONNECTION_WINDOW_BYTES
 from testing.raw_connection import RawConnection
-from tests.helpers.whole_server import until
+from testing.waiting import until
 
 ELEMENTS = 3 * 224 * 224
 IMAGE = np.arange(ELEMENTS, dtype=np.float32)
