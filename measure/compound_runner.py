@@ -16,7 +16,7 @@ from typing import Final
 from gangway.artifact.format import Engine, Manifest
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeaseLeft
-from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus
+from gangway.executor.slots import SLOT_BYTES, SlotRequest
 from gangway.measure.model_runner import (
     ANSWER_BYTES,
     RUN_TIMEOUT_S,
@@ -25,13 +25,13 @@ from gangway.measure.model_runner import (
     aligned,
     example,
     version_count,
+    with_answer_room,
 )
 from gangway.measure.profiler import core_counts
 from gangway.scheduler.profiles import ModelProfile, every_count
 from gangway.scheduler.stages.ir import Schedule, StreamSegment, check_schedule
 
 _PROFILE_RUNS: Final = 5
-_COMPUTED: Final = (SlotStatus.OK, SlotStatus.INVALID)  # kernels that refuse a number compute to the end
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CompoundRunner(LocalExecutor):
             if manifest.engine is Engine.ONNXRUNTIME:
                 reason = f"onnxruntime serves it whole: {manifest.fallback_reason}"
                 raise ValueError(f"{manifest.model_name} has no layers, {reason}")
-        self.manifests = tuple(map(_with_frames, manifests))
+        self.manifests = tuple(map(with_answer_room, manifests))
         self.places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """By model: where its inputs and outputs lie in `io`."""
         end = first = aligned(len(manifests) * SLOT_BYTES)
@@ -120,7 +120,7 @@ class CompoundRunner(LocalExecutor):
                         self.join(segment.stream, rank, worker + rank)
             self._wait(range(workers[-1]))
             left.append(workers)
-        self._finish([slot for slot, _ in slots])
+        self.finish([slot for slot, _ in slots])
         return self._times(stages, left)
 
     def run_freely(self, order: Sequence[int]) -> CompoundTimes:
@@ -140,7 +140,7 @@ class CompoundRunner(LocalExecutor):
             ended = self._any_left(busy)
             del busy[ended]
             free.append(ended)
-        self._finish([slot for slot, _ in slots])
+        self.finish([slot for slot, _ in slots])
         stages = tuple((StreamSegment(stream, 0, len(self.manifests[stream].layers), 1),) for stream, _ in placed)
         times = self._times(stages, [[worker] for _, worker in placed])
         start_ns = [self.lease(stream).start_ns() for stream, _ in placed]
@@ -177,7 +177,7 @@ class CompoundRunner(LocalExecutor):
             for rank in range(segment.cores):
                 self.join(segment.stream, rank, rank)
             self._wait(range(segment.cores))
-            self._finish([slot[0]])
+            self.finish([slot[0]])
             ends_ns = [lease.start_ns(), *lease.layer_end_ns(0, segment.end)]
             runs.append([(end - begin) / 1e3 for begin, end in pairwise(ends_ns)])
         return [statistics.median(times_us) for times_us in zip(*runs[1:], strict=True)]  # the first one warms up
@@ -228,17 +228,6 @@ class CompoundRunner(LocalExecutor):
             bell.wait(seen, 0, 1_000_000)
         raise RunError(f"no model ended within {RUN_TIMEOUT_S} s")
 
-    def _finish(self, slots: Sequence[int]) -> None:
-        statuses = []
-        for slot in slots:
-            if not self.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
-                raise RunError(f"a model was not computed within {RUN_TIMEOUT_S} s")
-            statuses.append(self.slots.outcome(slot).status)
-            self.slots.release(slot)
-        for status in statuses:
-            if status not in _COMPUTED:
-                raise RunError(f"a model ended with {status.name}")
-
     def _times(self, stages: Schedule, workers: Sequence[Sequence[int]]) -> CompoundTimes:
         starts_ns = {segment.stream: self.lease(segment.stream).start_ns() for stage in stages for segment in stage}
         begin_ns = min(starts_ns.values())
@@ -263,10 +252,3 @@ class CompoundRunner(LocalExecutor):
             counts = [len(layer.versions) for layer in layers]
             if not all(0 <= version < count for version, count in zip(segment.versions, counts, strict=True)):
                 raise ValueError(f"{manifest.model_name} has not the versions {segment.versions}")
-
-
-def _with_frames(manifest: Manifest) -> Manifest:
-    """Give room for an answer to a model whose outputs' sizes depend on data: one frame has them all."""
-    if not manifest.tail:
-        return manifest
-    return replace(manifest, outputs=(replace(manifest.outputs[0], row_bytes=ANSWER_BYTES),))

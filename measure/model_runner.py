@@ -38,6 +38,7 @@ MODEL_ID: Final = 0
 _ALIGNMENT_BYTES: Final = 4096
 _SPARE: Final = 0.5  # share of free memory that a measurement may take,
 _MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from other programs
+COMPUTED: Final = (SlotStatus.OK, SlotStatus.INVALID)  # kernels that refuse a number compute to the end
 ANSWER_BYTES: Final = 1 << 20  # where nothing says how large an answer is; one without room is not copied
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -66,6 +67,10 @@ def version_count(manifest: Manifest) -> int:
 def powers_of_two(limit: int) -> list[int]:
     """Return 1, 2, 4, ... up to `limit`."""
     return [1 << power for power in range(limit.bit_length())]
+
+
+class RunError(Exception):
+    """The model did not run to its end."""
 
 
 class LocalExecutor:
@@ -202,6 +207,17 @@ class LocalExecutor:
             self.control.command(worker, Exit().pack())
         return [process.wait(timeout_s) for process in self.workers]
 
+    def finish(self, slots: Sequence[int], computed: Sequence[SlotStatus] = COMPUTED) -> None:
+        """Wait until these slots are answered, and free them. Raises RunError for another status than `computed`."""
+        for slot in slots:
+            if not self.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
+                raise RunError(f"a model was not computed within {RUN_TIMEOUT_S} s")
+        statuses = [self.slots.outcome(slot).status for slot in slots]
+        for slot in slots:
+            self.slots.release(slot)
+        if others := [status for status in statuses if status not in computed]:
+            raise RunError(f"a model ended with {others[0].name}")
+
     def _collect(self) -> bool:
         found = False
         for ring, messages in zip(self.control.completion_rings, self._messages, strict=True):
@@ -209,10 +225,6 @@ class LocalExecutor:
                 messages.append(unpack(raw))
                 found = True
         return found
-
-
-class RunError(Exception):
-    """The model did not run to its end."""
 
 
 @dataclass(frozen=True)
@@ -234,17 +246,12 @@ class ModelRunner(LocalExecutor):
     [0, 1); all others are zeros, valid as tokens and flags.
     """
 
-    COMPUTED: ClassVar[tuple[SlotStatus, ...]] = (
-        SlotStatus.OK,
-        SlotStatus.INVALID,
-    )  # kernels that refuse a number compute to the end
+    computed: ClassVar[tuple[SlotStatus, ...]] = COMPUTED
 
     def __init__(
         self, cache_dir: Path, manifest: Manifest, cores: Sequence[int], max_rows: int, gangs: int = 1
     ) -> None:
-        if manifest.tail:  # one frame has all outputs
-            manifest = replace(manifest, outputs=(replace(manifest.outputs[0], row_bytes=ANSWER_BYTES),))
-        self.manifest = manifest
+        self.manifest = manifest = with_answer_room(manifest)
         asked = max_rows if manifest.batched else 1
         self.room_rows = min(asked * gangs, _rows_that_fit(manifest))
         self.max_rows = min(asked, self.room_rows)
@@ -286,19 +293,9 @@ class ModelRunner(LocalExecutor):
             self.leases[gang].initialise(self._spec(slot, generation, gang * rows, rows, ranks, versions))
         for worker in range(gangs * ranks):  # nothing between these messages, so that all begin at about one time
             self.join(worker // ranks, worker % ranks, worker)
-        self._finish([slot for slot, _ in slots])
+        self.finish([slot for slot, _ in slots], self.computed)
         self.left(range(gangs * ranks))
         return [self._times(gang) for gang in range(gangs)]
-
-    def _finish(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if not self.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
-                raise RunError(f"{self.manifest.model_name} was not computed within {RUN_TIMEOUT_S} s")
-        for slot in slots:
-            status = self.slots.outcome(slot).status
-            self.slots.release(slot)
-            if status not in self.COMPUTED:
-                raise RunError(f"{self.manifest.model_name} ended with {status.name}")
 
     def _times(self, gang: int) -> RunTimes:
         lease = self.lease(gang)
@@ -348,6 +345,13 @@ class ModelRunner(LocalExecutor):
             pass_layers=self.manifest.pass_layers,
             passes=passes_for(self.manifest.pass_layers, self.manifest.pass_rows, rows, ranks),
         )
+
+
+def with_answer_room(manifest: Manifest) -> Manifest:
+    """Give room for an answer to a model whose outputs' sizes depend on data: one frame has them all."""
+    if not manifest.tail:
+        return manifest
+    return replace(manifest, outputs=(replace(manifest.outputs[0], row_bytes=ANSWER_BYTES),))
 
 
 def _rows_that_fit(manifest: Manifest) -> int:

@@ -23,7 +23,7 @@ class WholeRunner(ModelRunner):
     Entering raises RunError if none is.
     """
 
-    COMPUTED = (SlotStatus.OK,)
+    computed = (SlotStatus.OK,)
 
     def __init__(
         self, cache_dir: Path, manifest: Manifest, cores: Sequence[int], max_rows: int, gangs: int = 1

@@ -25,8 +25,6 @@ from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries, earlier
 
-# Newcomers: without a deadline; with one; that preempt in any case (of a class above, or brief).
-BEST_EFFORT, TIMED, PREEMPTING = range(3)
 NO_UNITS: Mapping[int, Unit] = MappingProxyType({})
 
 
@@ -36,12 +34,9 @@ class Dispatcher:
     While no core is free, newcomers wait for the next decision: they could only take cores from others, at a layer
     boundary, and in an overload, when decisions take longest, hundreds come in a second. How long they wait:
 
-    - those that preempt in any case: as long as the last decision took (4 times as long if the policy cannot say who
-      yields), 5 ms at most;
-    - others with a deadline: until somebody who runs may yield, 20 ms at most;
-    - others, whose class is not above that of anybody who runs: 50 ms, and nobody need wake the scheduler for them.
-
-    None waits for longer than until a Python model's turn may be over (`policies/turns.py`).
+    - with a deadline, or of a class above that of anybody who runs: as long as the last decision took, 5 ms at most;
+    - others: 50 ms, and nobody need wake the scheduler for them, but no longer than until a Python model's turn may be
+      over (`policies/turns.py`).
 
     `PolicyConfig` has the numbers.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
@@ -57,9 +52,10 @@ class Dispatcher:
         self._trace = state.trace
         self._log = state.log
         self._way_back_us = state.way_back_us
-        self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
-        self._newcomers = BEST_EFFORT  # those who may change most of those who have come since the last decision,
-        self._highest = float("inf")  # and their highest class
+        self._next_us = 0.0  # when to decide about newcomers that may take cores, if nothing happens before,
+        self._next_best_effort_us = 0.0  # and about others
+        self._may_preempt = False  # one that has come since the last decision may take cores,
+        self._highest = float("inf")  # and this is their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
         self._left: Sequence[Query] = ()  # could begin if a core were free, as of the last decision
         self._turn_end_us: float | None = None  # when a query's turn is over that workers can leave
@@ -76,17 +72,12 @@ class Dispatcher:
         if before is not None and self._requests.waiting.get(before) is not None:
             return
         execution.queue_changed = True
-        if self._newcomers < PREEMPTING and query.deadline_us is not None:
-            self._newcomers = PREEMPTING if self._is_brief(query) else TIMED
+        if query.deadline_us is not None:
+            self._may_preempt = True
         if query.priority < self._highest:  # no need to compare others like it
             self._highest = float(query.priority)
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
-                self._newcomers = PREEMPTING
-
-    def _is_brief(self, query: Query) -> bool:
-        """Whether others make room for it at once."""
-        model = self._models.profiles.get(query.model_id) if self._policy.brief_first else None
-        return model is not None and model.is_brief
+                self._may_preempt = True
 
     def skip_best_effort_us(self, now_us: float) -> float:
         """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.
@@ -94,7 +85,7 @@ class Dispatcher:
         Front ends do not ring for them then.
         """
         execution = self._execution
-        until_us = self._next_us[BEST_EFFORT]
+        until_us = self._next_best_effort_us
         if execution.changed or self._workers.free or now_us >= until_us:
             return 0.0
         above_all = all(gang.unit.query.priority <= 0 for gang in execution.gangs.all())
@@ -110,7 +101,7 @@ class Dispatcher:
                 if turn_ends:  # the policy has seen all there is
                     self._end_turns(self._holders(), now_us)
                 return
-            until_us = self._next_us[self._newcomers]
+            until_us = self._next_us if self._may_preempt else self._next_best_effort_us
             if now_us < until_us and not self._workers.free:
                 self._wake_at(until_us)
                 return
@@ -118,7 +109,7 @@ class Dispatcher:
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
-        self._newcomers, self._highest = BEST_EFFORT, float("inf")
+        self._may_preempt, self._highest = False, float("inf")
         self.wake_us = self._turn_end_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
@@ -168,21 +159,14 @@ class Dispatcher:
         return turns.Holder(query, gang.started_us, usual_us)
 
     def _space_decisions(self, holders: Sequence[turns.Holder], begin_us: float, end_us: float) -> None:
-        """Set until when newcomers of each kind wait, after a decision that took so long and left these holders."""
+        """Set until when newcomers wait, after a decision that took so long and left these holders."""
         config = self._policy.config
-        gap, yielding = config.decision_gap, config.yield_gap
-        yields_from_us = None if self._workers.free else self._policy.yields_from_us()
-        factor = gap.min_gap_factor if yields_from_us is None else gap.yielding_gap_factor
-        gap_us = min(factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
-        preempting_us = timed_us = end_us + gap_us
-        if yields_from_us is not None and yielding.enabled:
-            yields_from_us = min(yields_from_us, turns.first_end_us(holders, turns.DUE_TURN_US))
-            timed_us = max(preempting_us, min(yields_from_us, end_us + yielding.max_us))
-        best_effort_us = timed_us
+        gap = config.decision_gap
+        gap_us = min(gap.min_gap_factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
+        self._next_us = self._next_best_effort_us = end_us + gap_us
         if config.best_effort_gap.enabled:
-            turn_end_us = max(preempting_us, turns.first_end_us(holders, turns.TURN_US))
-            best_effort_us = min(end_us + config.best_effort_gap.gap_us, turn_end_us)
-        self._next_us = [best_effort_us, timed_us, preempting_us]
+            turn_end_us = max(self._next_us, turns.first_end_us(holders, turns.TURN_US))
+            self._next_best_effort_us = min(end_us + config.best_effort_gap.gap_us, turn_end_us)
 
     def _wake_at(self, at_us: float) -> None:
         self.wake_us = earlier(at_us, self.wake_us)

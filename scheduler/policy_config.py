@@ -229,20 +229,11 @@ class StopAtOnce:
 
 @dataclass(frozen=True, slots=True)
 class DecisionGap:
-    """While no core is free, newcomers wait for the next decision, so that deciding takes a bounded share of a core."""
+    """While no core is free, newcomers wait for the next decision, so that deciding takes half of a core at most."""
 
     enabled: bool = True
-    min_gap_factor: float = 4.0  # times the last decision's duration, of a policy that says nothing of yielding
-    yielding_gap_factor: float = 1.0  # the same, if somebody who runs may yield; measured by benchmarks.serving
+    min_gap_factor: float = 1.0  # times the last decision's duration
     max_gap_us: float = 5_000.0  # whatever held up the scheduler; bound
-
-
-@dataclass(frozen=True, slots=True)
-class YieldGap:
-    """While nobody who runs would yield to a newcomer with a deadline, it waits for longer."""
-
-    enabled: bool = True
-    max_us: float = 20_000.0  # whatever the policy says of those that run; bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +320,6 @@ class PolicyConfig:
     latency_preemption: LatencyPreemption = LatencyPreemption()
     stop_at_once: StopAtOnce = StopAtOnce()
     decision_gap: DecisionGap = DecisionGap()
-    yield_gap: YieldGap = YieldGap()
     best_effort_gap: BestEffortGap = BestEffortGap()
     crowding: Crowding = Crowding()
     shedding: Shedding = Shedding()

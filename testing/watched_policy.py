@@ -12,7 +12,7 @@ class WatchedPolicy(Policy):
 
     def __init__(self, inner: Policy) -> None:
         self.name, self.config = inner.name, inner.config
-        self.batches, self.brief_first = inner.batches, inner.brief_first
+        self.batches = inner.batches
         self.inner = inner
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
@@ -22,10 +22,6 @@ class WatchedPolicy(Policy):
     def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
         """Return what the policy says."""
         return self.inner.lone_start(model, core_count, level)
-
-    def yields_from_us(self) -> float | None:
-        """Return what the policy says."""
-        return self.inner.yields_from_us()
 
     def arrived(self, query: Query) -> None:
         """Let the policy note it."""

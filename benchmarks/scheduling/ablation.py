@@ -48,7 +48,7 @@ LEAST_RATIO = 0.02  # nor is one of latencies
 OVERLOAD = 3.0  # times the rate at which SHARE are in time
 SHED_EVERY_US = 100_000.0  # as the live scheduler's housekeeping
 QUERIES = {2: 3000, 16: 2000, 64: 1500}
-ONLY_LIVE = ("prediction_error", "gang_slowdown", "decision_gap", "yield_gap", "best_effort_gap", "crowding")
+ONLY_LIVE = ("prediction_error", "gang_slowdown", "decision_gap", "best_effort_gap", "crowding")
 
 NOT_HERE = ("precision_choice",)  # models of the mixes have one precision
 

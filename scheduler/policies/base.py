@@ -21,7 +21,6 @@ class Policy(ABC):
     name: str
     config: PolicyConfig = DEFAULT  # what the driver goes by, too
     batches = False  # whether it is shown batches (queries joined and split) instead of single requests
-    brief_first: bool = False  # whether others make room at once for a brief query (`ModelProfile.is_brief`)
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
@@ -31,14 +30,6 @@ class Policy(ABC):
         """Return how a lone query of a model begins, so that a driver need not ask; None: it has to.
 
         `core_count`, `level`: as in Snapshot.
-        """
-        return None
-
-    def yields_from_us(self) -> float | None:
-        """Return from when on somebody who runs might make room for a newcomer that has a deadline, of no higher class.
-
-        As things are after the last decision, if no core is free. A driver for which decisions take time asks the
-        sooner. None: not known.
         """
         return None
 

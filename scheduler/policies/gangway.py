@@ -1,12 +1,11 @@
 """The default policy: gangs that grow and yield, by deadlines. docs/explanation/scheduling.md explains it.
 
 How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goes next Layerweaver+'s slack (IEICE
-2022). A decision takes four steps, in this order in the file:
+2022). A decision takes three steps, in this order in the file:
 
 1. `classify` and `in_order`: who goes first, and who is given up so that the others are in time;
 2. `ask` and `share_out`: how many cores each shall have;
-3. `moves`: what starts, stops, grows and shrinks for that;
-4. `yields_in_us`: until when no newcomer changes it.
+3. `moves`: what starts, stops, grows and shrinks for that.
 
 `gangway_overload` adds who is given up for queries to come, and who goes before all others for a bounded share of the
 time. Priority classes go strictly first. Within a class a query is of one of these tiers:
@@ -48,7 +47,6 @@ from gangway.scheduler.prediction import (
     AHEAD,
     BEST_EFFORT,
     BRIEF,
-    INFINITE,
     ON_TIME,
     PROMOTED,
     DecisionContext,
@@ -74,18 +72,15 @@ class Gangway(Policy):
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
-        self.brief_first = config.brief.enabled
         self._arrival_order = ArrivalOrder(config.late_bound)
         self._aging = Aging(config.aging)
         self._brief = Brief(config.brief)
         self._foresight = Foresight(config)
         self._fairness = FairnessWeights(config.fairness)
         self._jobs = JobTable(config)
-        self._ordered: Sequence[Job] = ()  # as decided last
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Return how to get from what is to what should be."""
-        self._ordered = ()
         if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
             return ()
         config = self.config
@@ -107,7 +102,6 @@ class Gangway(Policy):
         if len(jobs) > 1:
             ordered = in_order(jobs, config)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over), config)
-        self._ordered = ordered
         decisions: list[Decision] = [StartOver(job.query.query_id, START_OVER) for job in over]
         decisions += moves(ordered, snapshot, config)
         if any_brief:
@@ -117,10 +111,6 @@ class Gangway(Policy):
     def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
         """Return what `decide` would return. Without growth only a decision can say, which knows gangs' slowdown."""
         return lone_start(model, core_count, level, self.config) if self.config.growth.enabled else None
-
-    def yields_from_us(self) -> float | None:
-        """Return from when on one of those that run might make room for a newcomer with a deadline."""
-        return self._ordered[0].context.now_us + yields_in_us(self._ordered) if self._ordered else None
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""
@@ -548,21 +538,3 @@ def _grow(
         if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
             free = free[len(joining) :]
             decisions.append(_resize(job, block.cores + joining, "it can use idle cores", planner))
-
-
-def yields_in_us(jobs: Sequence[Job]) -> float:
-    """Return for how long nobody who runs would yield to a newcomer with a deadline; 0 if somebody would at once.
-
-    `jobs`: after `moves`. By `should_preempt`: all but `ON_TIME` may yield at once. An `ON_TIME`
-    query yields only what it can spare, to a query as short as the shortest that is there; if it runs longer than
-    predicted, it is given up when its slack is gone. Who is leaving anyway is not asked.
-    """
-    shortest_us = min(job.isolated_us for job in jobs)
-    found_us = INFINITE
-    for job in jobs:
-        if not job.cores or job.fixed:
-            continue
-        if job.tier != ON_TIME or can_spare(job, shortest_us, 0) or (job.cores > 1 and can_spare(job, 0.0, 1)):
-            return 0.0
-        found_us = min(found_us, job.slack_us - job.remaining_us(job.cores) * job.margin)
-    return max(0.0, found_us)

@@ -33,7 +33,7 @@ class PerNode(Policy):
         self._models: dict[int, ModelProfile] = {}
         first = self._policies[0]
         self.name, self.config = first.name, first.config
-        self.batches, self.brief_first = first.batches, first.brief_first
+        self.batches = first.batches
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Let each node's policy decide about its part; of their Wakes the first one counts."""
@@ -78,13 +78,6 @@ class PerNode(Policy):
         """Return it only for one core: the driver takes the first free ones, which may be of several nodes."""
         start = self._policies[0].lone_start(model, min(core_count, max(map(len, self._nodes))), level)
         return start if start is not None and start.cores == 1 else None
-
-    def yields_from_us(self) -> float | None:
-        """Return the first node's time; None if one does not know."""
-        pairs = zip(self._policies, self._counts, strict=True)
-        times = [policy.yields_from_us() for policy, count in pairs if count]
-        known = [time_us for time_us in times if time_us is not None]
-        return min(known) if len(known) == len(times) else None
 
     def arrived(self, query: Query) -> None:
         """Place a request, and let that node's policy note it."""

@@ -39,7 +39,7 @@ class PrecisionChooser(Policy):
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
         self.name, self.config = inner.name, inner.config
-        self.batches, self.brief_first = inner.batches, inner.brief_first
+        self.batches = inner.batches
         self._in_bf16: dict[int, int] = {}  # numbers of models that were asked, and are there in bf16, too
         self._rates: dict[int, ArrivalRate] = {}  # of requests with a deadline, by model in fp32
         self._now_us = 0.0
@@ -71,10 +71,6 @@ class PrecisionChooser(Policy):
             crowding = self._crowding(core_count)
             slack_us = _fp32_slack_us(model, start.cores, 1, 1.0, crowding, self._inner.config)
         return replace(start, min_slack_us=max(start.min_slack_us, slack_us))
-
-    def yields_from_us(self) -> float | None:
-        """Return what the policy says."""
-        return self._inner.yields_from_us()
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for, and let the policy."""

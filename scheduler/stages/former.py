@@ -116,7 +116,7 @@ class CompoundFormer(Policy):
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
         self.name, self.config = inner.name, inner.config
-        self.batches, self.brief_first = inner.batches, inner.brief_first
+        self.batches = inner.batches
         self._plans: dict[int, StagePlan] = {}
         self._tasks: dict[int, Task] = {}  # that may yet run by schedule, or do, by number
         self._broken: dict[int, Fallback] = {}
@@ -153,10 +153,6 @@ class CompoundFormer(Policy):
     def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
         """Return what the policy says."""
         return self._inner.lone_start(model, core_count, level)
-
-    def yields_from_us(self) -> float | None:
-        """Return what the policy says, unless it did not decide last."""
-        return None if self._active is not None else self._inner.yields_from_us()
 
     def arrived(self, query: Query) -> None:
         """Let the policy note a request."""

@@ -227,7 +227,6 @@ class Script(Policy):
     def __init__(self) -> None:
         self.seen: list[Snapshot] = []
         self.answer: Callable[[Snapshot], Sequence[Decision]] = lambda snapshot: []
-        self.yields_in_us: float | None = None  # what it says of those that run
         self.came: list[int] = []
         self.done: list[int] = []
 
@@ -235,9 +234,6 @@ class Script(Policy):
         kept = replace(snapshot, waiting=list(snapshot.waiting), models=dict(snapshot.models))
         self.seen.append(kept)
         return self.answer(kept)
-
-    def yields_from_us(self) -> float | None:
-        return None if self.yields_in_us is None else time.monotonic_ns() / 1e3 + self.yields_in_us
 
     def arrived(self, query: Query) -> None:
         self.came.append(query.query_id)

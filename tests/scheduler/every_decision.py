@@ -46,7 +46,7 @@ class Noted(WatchedPolicy):
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         decisions = super().decide(snapshot)
-        self.sum.update(repr((snapshot.now_us, decisions, self.yields_from_us())).encode())
+        self.sum.update(repr((snapshot.now_us, decisions)).encode())
         for decision in decisions:
             self.sum.update(json.dumps(describe(decision, snapshot)).encode())  # as traces have it
         self.count += len(decisions)

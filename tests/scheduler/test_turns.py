@@ -160,48 +160,6 @@ def decided_about(server, first, newcomer, skips_best_effort=False):
     return decided
 
 
-@pytest.mark.parametrize(
-    ("yields_in_us", "newcomer", "decided"),
-    [
-        (-1.0, {"deadline_ns": LATE_NS}, True),
-        (60e6, {"deadline_ns": LATE_NS}, False),
-        (60e6, {"priority": -1}, True),
-    ],
-)
-def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
-    scripted, monkeypatch, yields_in_us, newcomer, decided
-):
-    scripted.configure("decision_gap", min_gap_factor=1e9)
-    scripted.configure("decision_gap", yielding_gap_factor=0.0)
-    scripted.configure("yield_gap", max_us=60e6)
-    scripted.script.yields_in_us = yields_in_us
-    first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
-    assert decided_about(scripted, first, newcomer) == decided
-
-
-def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatch):
-    scripted.configure("decision_gap", yielding_gap_factor=0.0)
-    scripted.configure("yield_gap", max_us=60e6)
-    scripted.tell(slow.SetProfile(7, isolated_us=100.0))
-    scripted.script.brief_first = scripted.live.compounds.brief_first = True
-    scripted.script.yields_in_us = 60e6
-    first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
-    assert decided_about(scripted, first, {"deadline_ns": LATE_NS})
-
-
-def test_however_long_nobody_yields_newcomers_wait_only_for_a_while(scripted, monkeypatch):
-    scripted.configure("decision_gap", min_gap_factor=1e9)
-    scripted.configure("yield_gap", max_us=20_000)
-    scripted.script.yields_in_us = 60e6
-    first = hang_on_both(scripted)
-    second = scripted.request(deadline_ns=LATE_NS)
-    scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
-    scripted.hurry(first)
-    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
-
-
 @pytest.mark.parametrize("hurried", [{"deadline_ns": LATE_NS}, {"priority": -1}])
 def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, hurried):
     scripted.configure("decision_gap", min_gap_factor=0.0)
@@ -377,22 +335,16 @@ def test_the_end_of_a_turn_asks_nobody_if_nothing_has_come(tiny_model, monkeypat
         server.kill_all()
 
 
-@pytest.mark.parametrize("newcomer", [{}, {"deadline_ns": LATE_NS}])
 @pytest.mark.parametrize(("turn_us", "decided"), [(60e6, False), (0.0, True)])
-def test_newcomers_behind_a_python_model_wait_until_its_turn_may_be_over(
-    tiny_model, monkeypatch, turn_us, decided, newcomer
-):
-    for turn in ("TURN_US", "DUE_TURN_US"):
-        monkeypatch.setattr(turns, turn, turn_us)
+def test_newcomers_behind_a_python_model_wait_until_its_turn_may_be_over(tiny_model, monkeypatch, turn_us, decided):
+    monkeypatch.setattr(turns, "TURN_US", turn_us)
     server = ScriptedServer(*tiny_model, yields=True)
     try:
-        server.configure("decision_gap", min_gap_factor=0.0, yielding_gap_factor=0.0)
-        for gap, field in (("yield_gap", "max_us"), ("best_effort_gap", "gap_us")):
-            server.configure(gap, **{field: 60e6})
-        server.script.yields_in_us = 60e6
+        server.configure("decision_gap", min_gap_factor=0.0)
+        server.configure("best_effort_gap", gap_us=60e6)
         first = hang_on_both(server)
         server.until(lambda: server.is_asleep(skips_completions=True))
-        assert decided_about(server, first, newcomer, skips_best_effort=not decided) == decided
+        assert decided_about(server, first, {}, skips_best_effort=not decided) == decided
     finally:
         server.kill_all()
 
