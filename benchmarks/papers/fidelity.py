@@ -252,13 +252,13 @@ def _models() -> Mapping[str, MeasuredModel]:
 def _claims(claims: Sequence[Claim]) -> str:
     """Return the table, and below it why ours differ: several claims have one reason."""
     reasons = list(dict.fromkeys(one.why for one in claims))
-    header = ["figure", "what", "the paper", "measured machine", "contended machine", "why"]
+    header = ["claim, and why ours differs", "the paper", "measured machine", "contended machine"]
     rows = [
-        [one.figure, one.what, one.paper, one.measured, one.contended, f"({reasons.index(one.why) + 1})"]
+        [f"{one.figure}: {one.what} ({reasons.index(one.why) + 1})", one.paper, one.measured, one.contended]
         for one in claims
     ]
     if not any(one.contended for one in claims):
-        header, rows = [*header[:4], header[5]], [[*row[:4], row[5]] for row in rows]
+        header, rows = header[:3], [row[:3] for row in rows]
     table = _table(header, rows)
     return table + "\n" + "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1))
 
