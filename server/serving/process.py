@@ -263,14 +263,14 @@ class FrontEnd:
                 if (applied := self.changes.agreed(message)) is not None:
                     self._say(applied)
             case Settled():
-                self.changes.settled(message)
+                self.changes.calls.answered(message)
             case JobsUnderWay(jobs):
                 self._jobs = jobs
             case InitialLoadDone(strict_readiness):
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
             case RepositoryAnswer():
-                self.repository.answered(message)
+                self.repository.calls.answered(message)
             case Leave():
                 self._answers.leaving = True
             case _:
@@ -278,7 +278,7 @@ class FrontEnd:
 
     async def drain(self) -> None:
         """Take no further requests; return when the last one has ended, or after MAX_DRAIN_SECONDS."""
-        for each in (self.inference, self.streams, self.repository, self.changes):
+        for each in (self.inference, self.streams, self.repository.calls, self.changes.calls):
             each.refuse(STOPPING)
         self._answers.ready = False
         # Not by the gRPC server's own stop: it cancels what just arrives.

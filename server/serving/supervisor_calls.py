@@ -140,7 +140,7 @@ class SharedChanges:
     ) -> None:
         self._apply = apply
         self._ask = ask
-        self._calls = SupervisorCalls(loop, MAX_WAITING_CHANGES, NOT_NOW)
+        self.calls = SupervisorCalls(loop, MAX_WAITING_CHANGES, NOT_NOW)
 
     async def make(self, change: Change) -> None:
         """Return when every front end has made the change. Raises RequestError: then none has made it."""
@@ -149,7 +149,7 @@ class SharedChanges:
             self._apply(change)
             return
         unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
-        await self._calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
+        await self.calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
 
     def agreed(self, message: Agreed) -> Applied | None:
         """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
@@ -164,14 +164,6 @@ class SharedChanges:
                     "a setting or memory region that other front ends have is not in this one: %s", error.message
                 )
         return answer if message.number else None
-
-    def settled(self, message: Settled) -> None:
-        """All front ends have answered to what was asked of them."""
-        self._calls.answered(message)
-
-    def refuse(self, reason: str) -> None:
-        """Answer everything with UNAVAILABLE from now on, also what waits."""
-        self._calls.refuse(reason)
 
 
 _SettingValue = pb.LogSettingsRequest.SettingValue
@@ -363,7 +355,7 @@ class RepositoryMethods:
         self._aside = aside
         self._copies, self._looking = Turns(loop), Turns(loop)
         self._looks = 0  # that have begun
-        self._calls = SupervisorCalls(
+        self.calls = SupervisorCalls(
             loop,
             MAX_WAITING_CALLS,
             f"{MAX_WAITING_CALLS} requests to the model repository wait for their answers, more cannot",
@@ -410,14 +402,6 @@ class RepositoryMethods:
                 with contextlib.suppress(RequestError):
                     await self._call("index", seconds=INDEX_SECONDS)
 
-    def answered(self, answer: RepositoryAnswer) -> None:
-        """The supervisor has answered."""
-        self._calls.answered(answer)
-
-    def refuse(self, reason: str) -> None:
-        """Answer everything with UNAVAILABLE from now on, also what waits."""
-        self._calls.refuse(reason)
-
     async def _call(
         self,
         kind: CallKind,
@@ -427,7 +411,7 @@ class RepositoryMethods:
         dependents: bool = False,
     ) -> None:
         path = content.path if content is not None else ""
-        await self._calls.ask(
+        await self.calls.ask(
             lambda number: self._ask(RepositoryCall(number, kind, name, path, dependents)),
             seconds,
             not_now="the model repository cannot be asked now",

@@ -132,7 +132,7 @@ def proposing(serving: ServingLoop, answer: Callable[[Proposed], Settled | None]
     def ask(message: FrontEndMessage) -> bool:
         assert isinstance(message, Proposed)
         if (settled := answer(message)) is not None:
-            changes.settled(settled)
+            changes.calls.answered(settled)
         return True
 
     changes = SharedChanges(serving.loop, lambda change: None, ask)
@@ -160,7 +160,7 @@ def test_so_many_changes_wait_and_all_are_told_of_the_end(serving: ServingLoop) 
     for _ in range(MAX_WAITING_CHANGES + 1):
         serving.call(drive, make())
     assert told.get(timeout=5).message == "this cannot be changed now; it may be tried again"
-    serving.call(changes.refuse, "the server is stopping")
+    serving.call(changes.calls.refuse, "the server is stopping")
     errors = [told.get(timeout=5) for _ in range(MAX_WAITING_CHANGES)]
     assert {(error.code, error.message) for error in errors} == {(StatusCode.UNAVAILABLE, "the server is stopping")}
 
