@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.int8_specs import Int8QuantiseSpec
 from gangway.compiler.kernels.specs import Array, ConvSpec, KernelSpec, Layout, PackSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.int8 import instructions as int8
+from tests.helpers.kernel_runs import build, numbered
 
 ZERO = 37  # the zero point of tests
 _numbers = count()
@@ -36,10 +36,8 @@ def run_plans(
 ) -> Iterator[str]:
     """Compute y by several plans, one after the other; yields their descriptions."""
     plans = registry.versions(spec, target, 4)
-    functions = {f"k{i}": registry.emit(plan, target, f"k{i}") for i, plan in enumerate(plans)}
     own = path.with_stem(f"{path.stem}{next(_numbers)}")  # a library that is loaded must not change
-    codegen.build_library(functions, target, own)
-    library = Library(own)
+    library = build(numbered(plans), target, own)
     packed = [aligned(array) for array in registry.pack(plans[0], target, raw)] if raw else []
     for index, plan in enumerate(plans):
         if y is not None and y.ndim == 4 and not isinstance(spec, PackSpec | Int8QuantiseSpec):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
-from gangway.compiler.kernels.specs import Array, KernelPlan, KernelSpec
-from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.codegen import aligned
+from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, extended
+from tests.helpers.kernel_runs import build, in_pieces, planned
 from tests.helpers.targets import BESIDE_TILES, EVERY
 
 Kernel = Callable[[Sequence[Array]], None]
@@ -88,15 +87,9 @@ def plain() -> Callable[[Array, int, int], Array]:
 def compiled(target: TargetSpec, library_path: Path) -> Callable[[Sequence[KernelSpec]], list[Kernel]]:
     """Compile specs into one library; a kernel runs in two calls, last half first: no task may need another."""
 
-    def call(library: Library, symbol: str, plan: KernelPlan, arguments: Sequence[Array]) -> None:
-        library.call(symbol, arguments, plan.tasks // 2, plan.tasks)
-        library.call(symbol, arguments, 0, plan.tasks // 2)
-
     def compile_specs(specs: Sequence[KernelSpec]) -> list[Kernel]:
-        plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
-        functions = {symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}
-        codegen.build_library(functions, target, library_path)
-        library = Library(library_path)
-        return [partial(call, library, symbol, plan) for symbol, plan in plans.items()]
+        plans = planned(specs, target)
+        library = build(plans, target, library_path)
+        return [partial(in_pieces, library, symbol, tasks=plan.tasks) for symbol, plan in plans.items()]
 
     return compile_specs

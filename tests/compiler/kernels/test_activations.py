@@ -16,6 +16,7 @@ from gangway.compiler.kernels.specs import RELU, RELU6, Activation, Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.builder import Argument, kernel, lanes_at, store
 from gangway.compiler.kernels.templates.float32_math import clip, erf, exp, expm1, log
+from tests.helpers.kernel_runs import build
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.9, -104.1]
 
@@ -65,9 +66,8 @@ def test_activation(
     x = everything(target.lanes)
     program = (Instruction(activation.name, (0,), "float32", (activation.alpha, activation.beta)),)
     plan = registry.plan(PointwiseSpec((len(x),), (Operand("float32", (1,)),), program), target)
-    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
     y = aligned(np.zeros_like(x))
-    Library(library_path).call("k", [aligned(x), y], 0, plan.tasks)
+    build({"k": plan}, target, library_path).call("k", [aligned(x), y], 0, plan.tasks)
     with np.errstate(all="ignore"):
         wanted = function(x.astype(np.float64))
     # What has no limit, like -infinity x sigmoid(-infinity), is up to the kernel.

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.objects import KernelObjects
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
+from tests.helpers.kernel_runs import build, in_pieces
 
 Attention = Callable[[str, list[Array], list[Array]], Array]
 
@@ -117,9 +117,7 @@ def kernels(target: TargetSpec, tmp_path_factory: pytest.TempPathFactory) -> Att
     path: Path = tmp_path_factory.mktemp("attention") / "kernels.so"
     plans = {name: registry.plan(spec, target) for name, spec in SPECS.items()}
     symbols = {name: f"k{i}" for i, name in enumerate(SPECS)}
-    functions = {symbols[name]: registry.emit(plan, target, symbols[name]) for name, plan in plans.items()}
-    codegen.build_library(functions, target, path)
-    library = Library(path)
+    library = build({symbols[name]: plan for name, plan in plans.items()}, target, path)
 
     def compute(name: str, tensors: list[Array], biases: list[Array]) -> Array:
         spec = SPECS[name]
@@ -127,9 +125,7 @@ def kernels(target: TargetSpec, tmp_path_factory: pytest.TempPathFactory) -> Att
         y = stored(np.full(shape, 9, np.float32), spec.strides[3], target.lanes)
         inputs = [stored(*pair, target.lanes) for pair in zip(tensors, spec.strides, strict=False)]
         arguments = [*inputs, *(aligned(b, 4) for b in biases), y]
-        middle = plans[name].tasks // 2
-        library.call(symbols[name], arguments, middle, plans[name].tasks)
-        library.call(symbols[name], arguments, 0, middle)
+        in_pieces(library, symbols[name], arguments, plans[name].tasks)
         if spec.strides[3]:
             return view_of(y, shape, spec.strides[3])
         return y.transpose(1, 0, 2).reshape(spec.windows, spec.queries, spec.heads, -1).transpose(0, 2, 1, 3)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import (
@@ -35,6 +34,7 @@ from gangway.compiler.kernels.templates.bf16 import work
 from gangway.compiler.target import TARGETS, extended
 from tests.compiler.kernels.test_conv_depthwise import both
 from tests.compiler.kernels.test_dense_batch import GUARD, answered
+from tests.helpers.kernel_runs import build, in_pieces, numbered, planned, windows
 from tests.helpers.sampled import sampled
 from tests.helpers.targets import BESIDE_TILES
 
@@ -146,16 +146,6 @@ def plain(memory: Array, shape: tuple[int, int, int], halo: int, stored: bool) -
     return np.ascontiguousarray(inner[:channels])
 
 
-def windows(x: Array, spec: ConvSpec | PoolSpec, fill: float) -> Array:
-    """[C][OH][OW][KH][KW] of the padded input."""
-    top, left, bottom, right = spec.pads
-    padded = np.pad(x.astype(np.float64), ((0, 0), (top, bottom), (left, right)), constant_values=fill)
-    dilation = spec.dilation if isinstance(spec, ConvSpec) else (1, 1)
-    reach = tuple((k - 1) * d + 1 for k, d in zip(spec.kernel, dilation, strict=True))
-    view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))
-    return view[:, :: spec.stride[0], :: spec.stride[1], :: dilation[0], :: dilation[1]]
-
-
 def activated(y: Array, activation: Activation) -> Array:
     if activation.name == "gelu":
         # Abramowitz and Stegun 7.1.26: an absolute error of 1.5e-7
@@ -164,17 +154,6 @@ def activated(y: Array, activation: Activation) -> Array:
         series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
         return np.asarray(y * (1 + np.sign(y) * (1 - series * np.exp(-z * z))) / 2)
     return y if activation == NONE else np.clip(y, activation.alpha, activation.beta)
-
-
-def build(plans: Mapping[str, KernelPlan], target: TargetSpec, path: Path) -> Library:
-    codegen.build_library({symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}, target, path)
-    return Library(path)
-
-
-def in_pieces(library: Library, symbol: str, arguments: list[Array], tasks: int) -> None:
-    """Run a kernel's tasks in two calls, last half first: tasks must not depend on each other."""
-    library.call(symbol, arguments, tasks // 2, tasks)
-    library.call(symbol, arguments, 0, tasks // 2)
 
 
 def storages(spec: ConvSpec) -> list[ConvSpec]:
@@ -231,7 +210,7 @@ FEW = (
 
 @pytest.mark.parametrize("name", sampled(CONVOLUTIONS, FEW))
 def test_convolutions(name: str, low: TargetSpec, library_path: Path) -> None:
-    plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(storages(CONVOLUTIONS[name]))}
+    plans = planned(storages(CONVOLUTIONS[name]), low)
     library = build(plans, low, library_path)
     for symbol, plan in plans.items():
         kind = "tiles" if bf16.has_tiles(low) and CONVOLUTIONS[name].output_size != (1, 1) else "vectors"
@@ -245,7 +224,7 @@ def test_convolutions(name: str, low: TargetSpec, library_path: Path) -> None:
 def test_versions_share_weights_and_layouts(name: str, low: TargetSpec, library_path: Path) -> None:
     found = registry.versions(replace(CONVOLUTIONS[name], precision="bf16"), low, most=8)
     assert len(set(found)) == len(found)
-    plans = {f"k{i}": plan for i, plan in enumerate(found)}
+    plans = numbered(found)
     library = build(plans, low, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, low)
@@ -257,7 +236,7 @@ def test_long_reductions_and_large_bands(low: TargetSpec, library_path: Path) ->
         ConvSpec(1600, 1, 128, 64, precision="bf16"),
         ConvSpec(416, 14, 14, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1, precision="bf16"),
     ]
-    plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
+    plans = planned(specs, low)
     library = build(plans, low, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, low)
@@ -277,7 +256,7 @@ def test_pairs(name: str, low: TargetSpec, library_path: Path, rng: np.random.Ge
         )
         for x, y in options
     ]
-    plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
+    plans = planned(specs, low)
     kind = "tiles" if bf16.has_tiles(low) else "vectors"
     assert all(f"bf16 {kind}" in plan.description for plan in plans.values())
     library = build(plans, low, library_path)
@@ -316,8 +295,7 @@ def test_every_number_of_rows(
     spec = replace(DENSE[name], precision="bf16", input_layout=STORED[stored])
     plan = registry.batch_plan(spec, low)
     assert plan is not None
-    codegen.build_library({"batch": registry.emit(plan, low, "batch")}, low, library_path)
-    library = Library(library_path)
+    library = build({"batch": plan}, low, library_path)
     shape = (spec.out_channels, spec.in_channels, *spec.kernel)
     raw = {"weights": rng.standard_normal(shape, np.float32), "bias": rng.standard_normal(shape[0], np.float32)}
     packed = [aligned(array) for array in registry.pack(registry.plan(spec, low), low, raw)]
@@ -377,7 +355,7 @@ def test_pooling_and_normalisation(
     whole = GlobalPoolSpec(64, 7, 7, input_layout=STORED[first])
     norm = LayerNormSpec(96, 37, 1e-5, input_layout=STORED[first], output_layout=STORED[last])
     specs: list[KernelSpec] = [*pools, whole, norm]
-    plans = {f"k{i}": registry.plan(spec, low) for i, spec in enumerate(specs)}
+    plans = planned(specs, low)
     library = build(plans, low, library_path)
 
     def close(y: Array, wanted: Array, halo: int, output: bool) -> None:

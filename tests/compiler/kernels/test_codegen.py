@@ -12,6 +12,7 @@ from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec
 from gangway.compiler.kernels.specs import ConvSpec
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build
 
 
 def plain(operator: str, dtype: str, elements: int) -> PointwiseSpec:
@@ -37,7 +38,7 @@ def test_a_library_needs_nothing_and_names_its_kernels(target: TargetSpec, libra
 
 def test_local_memory_lies_on_the_stack(target: TargetSpec, library_path: Path) -> None:
     plan = registry.plan(AttentionSpec(1, 16, 8, 600, 1.0), target)
-    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    build({"k": plan}, target, library_path)
     command = ["nm", "-D", "--undefined-only", "--format=just-symbols", str(library_path)]
     needed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
     assert set(needed) <= {"memset", "memcpy"}
@@ -45,7 +46,7 @@ def test_local_memory_lies_on_the_stack(target: TargetSpec, library_path: Path) 
 
 def test_a_convolution_keeps_its_sums_in_registers(target: TargetSpec, library_path: Path) -> None:
     plan = registry.plan(ConvSpec(64, 14, 14, 64), target)
-    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    build({"k": plan}, target, library_path)
     code = assembly(library_path)
     register = {"avx512": "zmm", "avx2": "ymm", "baseline": "xmm"}[target.name]
     assert register in code
@@ -56,7 +57,7 @@ def test_a_convolution_keeps_its_sums_in_registers(target: TargetSpec, library_p
 
 def test_vectors_are_accessed_without_alignment(target: TargetSpec, library_path: Path) -> None:
     plan = registry.plan(plain("add", "float32", 1 << 16), target)
-    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    build({"k": plan}, target, library_path)
     assert not re.findall(r"v?mova[dp][qsd]\w*\s+.*\(", assembly(library_path))
 
 

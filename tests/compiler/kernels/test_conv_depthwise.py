@@ -11,7 +11,8 @@ from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import RELU, RELU6, Array, ConvDepthwiseSpec, ConvSpec, KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import detect
-from tests.compiler.kernels.test_templates import Convert, close, compile_plans, convolve, in_pieces
+from tests.compiler.kernels.test_templates import Convert, close, convolve
+from tests.helpers.kernel_runs import build, in_pieces, numbered, planned
 from tests.helpers.sampled import sampled
 
 
@@ -81,8 +82,8 @@ def run(library: Library, symbol: str, plan: KernelPlan, target: TargetSpec, blo
 
 
 def test_all_of_them(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(SPECS.values())}
-    library = compile_plans(plans, target, library_path)
+    plans = planned(SPECS.values(), target)
+    library = build(plans, target, library_path)
     for symbol, plan in plans.items():
         run(library, symbol, plan, target, blocked, plain)
 
@@ -92,8 +93,8 @@ def test_versions(name: str, target: TargetSpec, library_path: Path, blocked: Co
     found = registry.versions(SPECS[name], target, most=8 if target == detect() else 3)
     assert found[0] == registry.plan(SPECS[name], target)
     assert len(set(found)) == len(found) > 1
-    plans = {f"k{i}": plan for i, plan in enumerate(found)}
-    library = compile_plans(plans, target, library_path)
+    plans = numbered(found)
+    library = build(plans, target, library_path)
     for symbol, plan in plans.items():
         run(library, symbol, plan, target, blocked, plain)
 

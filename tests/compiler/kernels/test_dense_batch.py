@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import RELU, Array, ConvSpec
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, for_rows
 
 SPECS = {
     "several blocks, smaller last group, residual": ConvSpec(602, 1, 1, 150, residual=True, activation=RELU),
@@ -43,10 +43,7 @@ def answered(
     tensors = [rows_in_memory(inputs, inputs.shape[1]), *packed]
     tensors += [] if residual is None else [rows_in_memory(residual, outputs)]
     tensors += [rows_in_memory(np.full((len(inputs), outputs), 5, np.float32), outputs)]
-    strides = [0 if any(tensor is one for one in packed) else tensor.strides[0] for tensor in tensors]
-    arguments = [*tensors, np.array([len(inputs), *strides], np.int64)]
-    for task in reversed(range(tasks)):
-        library.call("batch", arguments, task, task + 1)
+    for_rows(library, "batch", tensors, packed, tasks)
     return tensors[-1]
 
 
@@ -55,8 +52,7 @@ def test_every_number_of_rows(name: str, target: TargetSpec, library_path: Path,
     spec, lanes = SPECS[name], target.lanes
     plan = registry.batch_plan(spec, target)
     assert plan is not None
-    codegen.build_library({"batch": registry.emit(plan, target, "batch")}, target, library_path)
-    library = Library(library_path)
+    library = build({"batch": plan}, target, library_path)
     shape = (spec.out_channels, spec.in_channels, *spec.kernel)
     raw = {"weights": rng.standard_normal(shape, np.float32), "bias": rng.standard_normal(shape[0], np.float32)}
     packed = [aligned(array) for array in registry.pack(registry.plan(spec, target), target, raw)]

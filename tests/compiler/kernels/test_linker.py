@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.linker import LinkError, link, undefined
 from gangway.compiler.kernels.plain_specs import Instruction, Operand, PointwiseSpec
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build
 
 FIRST = """
 #include <string.h>
@@ -107,5 +107,5 @@ def test_kernels_are_compiled_without_any_program_of_the_system(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     spec = PointwiseSpec((16,), (Operand("int32", (1,)),) * 2, (Instruction("add", (0, 1), "int32"),))
-    codegen.build_library({"k": registry.emit(registry.plan(spec, target), target, "k")}, target, library_path)
+    build({"k": registry.plan(spec, target)}, target, library_path)
     assert library_path.exists()

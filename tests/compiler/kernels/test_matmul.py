@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
+from tests.helpers.kernel_runs import build, numbered
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 
@@ -94,10 +94,8 @@ def test_other_cuts_into_tasks_compute_the_same(
     versions = registry.versions(spec_of(a, b, 1.0), target)
     plans = [find(versions, key=lambda plan: plan.tasks) for find in (min, max)]
     assert plans[0].tasks < plans[1].tasks
-    codegen.build_library(
-        {f"k{i}": registry.emit(plan, target, f"k{i}") for i, plan in enumerate(plans)}, target, library_path
-    )
+    library = build(numbered(plans), target, library_path)
     for i, plan in enumerate(plans):
         y = aligned(np.full((3, 40, 80), 9, np.float32))
-        Library(library_path).call(f"k{i}", [a, b, y], 0, plan.tasks)
+        library.call(f"k{i}", [a, b, y], 0, plan.tasks)
         np.testing.assert_allclose(y, a @ b, rtol=0, atol=1e-4)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.packed_specs import PackedDenseSpec
 from gangway.compiler.kernels.specs import RELU, Array
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, for_rows
 
 pytestmark = pytest.mark.long
 
@@ -78,8 +78,7 @@ def test_every_number_of_rows(
     raw, real = made(spec, rng)
     plan, lanes = registry.batch_plan(spec, target), target.lanes
     assert plan is not None
-    codegen.build_library({"batch": registry.emit(plan, target, "batch")}, target, library_path)
-    library = Library(library_path)
+    library = build({"batch": plan}, target, library_path)
     packed = [aligned(array) for array in registry.pack(registry.plan(spec, target), target, raw)]
     width, surplus = -(-spec.out_channels // lanes) * lanes, -spec.in_channels % lanes
     for rows in range(1, plan.rows + 1):
@@ -88,10 +87,7 @@ def test_every_number_of_rows(
         y = aligned(np.full((rows, width + GAP), GUARD, np.float32), offset_bytes=4)
         memory = aligned(np.pad(x, ((0, 0), (0, surplus + GAP)), constant_values=np.nan), offset_bytes=4)
         residual = [aligned(np.pad(added, ((0, 0), (0, width + 3 - spec.out_channels))))] if spec.residual else []
-        tensors = [memory, *packed, *residual, y]
-        strides = [0 if any(tensor is one for one in packed) else tensor.strides[0] for tensor in tensors]
-        for task in reversed(range(plan.tasks)):
-            library.call("batch", [*tensors, np.array([rows, *strides], np.int64)], task, task + 1)
+        for_rows(library, "batch", [memory, *packed, *residual, y], packed, plan.tasks)
         wanted = x @ real.T + raw["bias"] + (added if spec.residual else 0)
         wanted = np.maximum(wanted, 0) if spec.activation == RELU else wanted
         assert np.abs(y[:, : spec.out_channels] - wanted).max() <= 1e-5 * np.abs(wanted).max()

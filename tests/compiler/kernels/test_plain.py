@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.plain_specs import Instruction, LineSegment, Operand, PointwiseSpec, ReduceSpec, RemapSpec
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, in_pieces, planned
 
 COUNT = 1003
 UNARY: dict[tuple[str, str], Callable[[Array], Array]] = {
@@ -52,22 +52,17 @@ def call(spec: Any, x: list[Array], y: Array, target: TargetSpec, library: Libra
     out = aligned(y, 8)
     refused = [np.zeros(2, np.int64)] if spec.checks else []
     arguments = [*(aligned(array, 8) for array in x), out, *refused]
-    library.call(symbol, arguments, plan.tasks // 2, plan.tasks)
-    library.call(symbol, arguments, 0, plan.tasks // 2)
+    in_pieces(library, symbol, arguments, plan.tasks)
     assert not np.any(refused)
     return out
 
 
 def check(cases: list[tuple[Any, list[Array], Array]], target: TargetSpec, path: Path) -> None:
     """Compile all specs into one library that needs nothing, and compare."""
-    functions = {
-        f"k{n}": registry.emit(registry.plan(case[0], target), target, f"k{n}") for n, case in enumerate(cases)
-    }
-    codegen.build_library(functions, target, path)
+    library = build(planned((spec for spec, _, _ in cases), target), target, path)
     command = ["nm", "-D", "--undefined-only", "--format=just-symbols", str(path)]
     needed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
     assert set(needed) <= {"memset", "memcpy"}
-    library = Library(path)
     for n, (spec, x, wanted) in enumerate(cases):
         got = call(spec, x, np.zeros_like(wanted), target, library, f"k{n}")
         tolerance = 2e-3 if wanted.dtype == np.float16 else 1e-6 if wanted.dtype == np.float32 else 1e-12

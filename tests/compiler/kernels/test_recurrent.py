@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.specs import Activation, Array, RecurrentSpec
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, for_rows, in_pieces
 
 STEPS, HIDDEN = 3, 21
 ACTIVATIONS = (Activation("sigmoid"), Activation("tanh"), Activation("tanh"))
@@ -55,11 +55,9 @@ def rows_in_memory(values: Array) -> Array:
 def test_every_number_of_rows(target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
     plan, batch = registry.plan(SPEC, target), registry.batch_plan(SPEC, target)
     assert batch is not None
-    functions = {"one": registry.emit(plan, target, "one"), "batch": registry.emit(batch, target, "batch")}
-    codegen.build_library(functions, target, library_path)
-    library = Library(library_path)
+    library = build({"one": plan, "batch": batch}, target, library_path)
     matrices = (rng.standard_normal((2, 4 * HIDDEN, HIDDEN)) / 5).astype(np.float32)
-    (packed,) = registry.pack(plan, target, {"recurrent": matrices})
+    packed = aligned(registry.pack(plan, target, {"recurrent": matrices})[0])
     for rows in range(1, batch.rows + 1):
         x = rng.standard_normal((rows, 2, 4, HIDDEN, STEPS), np.float32)
         h, c = (rng.standard_normal((rows, 2, HIDDEN), np.float32) for _ in range(2))
@@ -68,11 +66,11 @@ def test_every_number_of_rows(target: TargetSpec, library_path: Path, rng: np.ra
         blocks = rows_in_memory(blocked(x, target.lanes))
         for symbol, tasks in (("batch", batch.tasks), *([("one", plan.tasks)] if rows == 1 else [])):
             outputs = [rows_in_memory(result) for result in results]
-            arguments = [blocks, aligned(packed), rows_in_memory(h), rows_in_memory(c), *outputs]
-            strides = [0 if array.ndim == 1 else array.strides[0] for array in arguments]
-            more = [np.array([rows, *strides], np.int64)] if symbol == "batch" else []
-            for task in reversed(range(tasks)):
-                library.call(symbol, [*arguments, *more], task, task + 1)
+            arguments = [blocks, packed, rows_in_memory(h), rows_in_memory(c), *outputs]
+            if symbol == "batch":
+                for_rows(library, symbol, arguments, [packed], tasks)
+            else:
+                in_pieces(library, symbol, arguments, tasks)
             for row, (y, last_h, last_c) in enumerate(wanted):
                 for output, value in zip(outputs, (last_h, last_c, y), strict=True):
                     np.testing.assert_allclose(output[row, :-GAP], value.reshape(-1), rtol=1e-5, atol=1e-6)
@@ -84,10 +82,9 @@ def test_parts_of_a_step(target: TargetSpec, library_path: Path, rng: np.random.
     step = RecurrentSpec("GRU", 1, 1, HIDDEN, (ACTIVATIONS[:2],), initial_h=True, positions=STEPS)
     specs = [replace(step, part="gates"), replace(step, part="candidate", outputs=(True, True, False))]
     plans, batches = ([choose(spec, target) for spec in specs] for choose in (registry.plan, registry.batch_plan))
-    functions = {f"one{index}": registry.emit(plan, target, f"one{index}") for index, plan in enumerate(plans)}
-    functions |= {f"batch{index}": registry.emit(batch, target, f"batch{index}") for index, batch in enumerate(batches)}
-    codegen.build_library(functions, target, library_path)
-    library = Library(library_path)
+    named = {"one": plans, "batch": batches}
+    functions = {f"{name}{index}": plan for name, each in named.items() for index, plan in enumerate(each)}
+    library = build(functions, target, library_path)
     matrix = (rng.standard_normal((3, HIDDEN, HIDDEN)) / 5).astype(np.float32)
     weights = [aligned(registry.pack(plan, target, {"recurrent": matrix})[0]) for plan in plans]
     for rows in range(1, batches[0].rows + 1):
@@ -102,10 +99,10 @@ def test_parts_of_a_step(target: TargetSpec, library_path: Path, rng: np.random.
             halves, results = ([rows_in_memory(np.full_like(h, 5)) for _ in range(2)] for _ in range(2))
             for index, others in enumerate([[state, *halves], [state, *halves, *results]]):
                 arguments = [ready, weights[index], *others]
-                strides = [0 if array.ndim == 1 else array.strides[0] for array in arguments]
-                more = [np.array([rows, *strides], np.int64)] if symbol == "batch" else []
-                for task in reversed(range(chosen[index].tasks)):
-                    library.call(f"{symbol}{index}", [*arguments, *more], task, task + 1)
+                if symbol == "batch":
+                    for_rows(library, f"batch{index}", arguments, weights, chosen[index].tasks)
+                else:
+                    in_pieces(library, f"one{index}", arguments, chosen[index].tasks)
             for memory, expected in zip([*halves, *results], [reset * h, update, wanted, wanted], strict=True):
                 np.testing.assert_allclose(memory[:, :-GAP], expected, rtol=1e-5, atol=1e-6)
                 assert (memory[:, -GAP:] == GUARD).all()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
 from gangway.compiler.kernels.codegen import Library, aligned
 from gangway.compiler.kernels.specs import (
     NONE,
@@ -27,6 +26,7 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError
 from gangway.compiler.target import detect
+from tests.helpers.kernel_runs import build, in_pieces, numbered, planned, windows
 from tests.helpers.sampled import sampled
 
 Convert = Callable[[Array, int, int], Array]
@@ -85,18 +85,8 @@ POOLS: Mapping[str, PoolSpec] = {
 }
 
 
-def windows(x: Array, spec: ConvSpec | PoolSpec, fill: float) -> Array:
-    """[C][OH][OW][KH][KW] of the padded input."""
-    top, left, bottom, right = spec.pads
-    padded = np.pad(x, ((0, 0), (top, bottom), (left, right)), constant_values=fill)
-    dilation = spec.dilation if isinstance(spec, ConvSpec) else (1, 1)
-    reach = tuple((k - 1) * d + 1 for k, d in zip(spec.kernel, dilation, strict=True))
-    view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))
-    return view[:, :: spec.stride[0], :: spec.stride[1], :: dilation[0], :: dilation[1]]
-
-
 def convolve(spec: ConvSpec, x: Array, weights: Array, bias: Array, residual: Array | None) -> Array:
-    view = windows(x.astype(np.float64), spec, 0.0)
+    view = windows(x, spec, 0.0)
     equation = "chwij,ocij->ohw" if spec.groups == 1 else "chwij,coij->chw"
     y = np.einsum(equation, view, weights.astype(np.float64), optimize=True) + bias[:, None, None]
     y = y if residual is None else y + residual
@@ -107,7 +97,7 @@ def convolve(spec: ConvSpec, x: Array, weights: Array, bias: Array, residual: Ar
 def pool(spec: PoolSpec, x: Array) -> Array:
     if spec.mode == "max":
         return windows(x, spec, -np.inf).max(axis=(3, 4))
-    total = windows(x.astype(np.float64), spec, 0.0).sum(axis=(3, 4))
+    total = windows(x, spec, 0.0).sum(axis=(3, 4))
     if spec.count_include_pad:
         return total / (spec.kernel[0] * spec.kernel[1])
     return total / windows(np.ones_like(x), spec, 0.0).sum(axis=(3, 4))
@@ -116,17 +106,6 @@ def pool(spec: PoolSpec, x: Array) -> Array:
 def close(got: Array, wanted: Array) -> None:
     assert got.shape == wanted.shape
     assert np.abs(got - wanted).max() <= 1e-5 * max(1.0, np.abs(wanted).max())
-
-
-def compile_plans(plans: Mapping[str, KernelPlan], target: TargetSpec, path: Path) -> Library:
-    codegen.build_library({symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}, target, path)
-    return Library(path)
-
-
-def in_pieces(library: Library, symbol: str, arguments: list[Array], tasks: int) -> None:
-    """Run a kernel's tasks in two calls, last half first: tasks must not depend on each other."""
-    library.call(symbol, arguments, tasks // 2, tasks)
-    library.call(symbol, arguments, 0, tasks // 2)
 
 
 def run_convolution(
@@ -153,17 +132,17 @@ def run_convolution(
 
 
 def test_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(CONVOLUTIONS.values())}
-    library = compile_plans(plans, target, library_path)
+    plans = planned(CONVOLUTIONS.values(), target)
+    library = build(plans, target, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, target, blocked, plain)
 
 
 def test_winograd_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
     specs = list(WINOGRAD.values()) if target == detect() else [WINOGRAD[name] for name in ODD_WINOGRAD]
-    plans = {f"k{index}": registry.plan(spec, target) for index, spec in enumerate(specs)}
+    plans = planned(specs, target)
     assert all(plan.description.startswith("winograd") for plan in plans.values())
-    library = compile_plans(plans, target, library_path)
+    library = build(plans, target, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, target, blocked, plain)
 
@@ -175,8 +154,8 @@ def test_versions_share_weights_and_layouts(
     found = registry.versions(CONVOLUTIONS[name], target, most=8 if target == detect() else 3)
     assert found[0] == registry.plan(CONVOLUTIONS[name], target)
     assert len(set(found)) == len(found) > 1
-    plans = {f"k{i}": plan for i, plan in enumerate(found)}
-    library = compile_plans(plans, target, library_path)
+    plans = numbered(found)
+    library = build(plans, target, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, target, blocked, plain)
 
@@ -184,8 +163,8 @@ def test_versions_share_weights_and_layouts(
 def test_pooling(
     target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert, plain: Convert
 ) -> None:
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(POOLS.values())}
-    library = compile_plans(plans, target, library_path)
+    plans = planned(POOLS.values(), target)
+    library = build(plans, target, library_path)
     for (symbol, plan), spec in zip(plans.items(), POOLS.values(), strict=True):
         x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32) - 3
         wanted = pool(spec, x)
@@ -198,8 +177,8 @@ def test_global_pooling(
     target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert, plain: Convert
 ) -> None:
     specs = [GlobalPoolSpec(40, 7, 7), GlobalPoolSpec(20, 13, 17, input_halo=1), GlobalPoolSpec(16, 1, 1)]
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
-    library = compile_plans(plans, target, library_path)
+    plans = planned(specs, target)
+    library = build(plans, target, library_path)
     for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
         x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32)
         y = blocked(np.zeros((spec.channels, 1, 1), np.float32), target.lanes, 0)
@@ -224,8 +203,8 @@ def test_packing_and_unpacking_plain_tensors_of_any_alignment(
 ) -> None:
     unpacks = [UnpackSpec(s.channels, s.height, s.width, s.output_halo) for s in PACKS if s.layout == "blocked"]
     specs: list[KernelSpec] = [*PACKS, *unpacks]
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
-    library = compile_plans(plans, target, library_path)
+    plans = planned(specs, target)
+    library = build(plans, target, library_path)
     found = zip(plans.items(), specs, strict=True)
     for offset_bytes, ((symbol, plan), spec) in itertools.product((0, 4, 20), found):
         assert isinstance(spec, PackSpec | UnpackSpec)
@@ -248,7 +227,7 @@ def test_packing_and_unpacking_plain_tensors_of_any_alignment(
 
 def test_packing_clears_surplus_channels(target: TargetSpec, library_path: Path, blocked: Convert) -> None:
     plan = registry.plan(PackSpec(6, 2, 2, "blocked"), target)
-    library = compile_plans({"k": plan}, target, library_path)
+    library = build({"k": plan}, target, library_path)
     x = np.ones((6, 2, 2), np.float32)
     y = aligned(np.full((-(-6 // target.lanes), 2, 2, target.lanes), 9, np.float32))
     library.call("k", [x, y], 0, plan.tasks)

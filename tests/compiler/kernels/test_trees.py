@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.plain_specs import TreeSpec
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, planned
 
 GUARD = 16
 COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum}
@@ -58,18 +58,16 @@ def test_trees(target: TargetSpec, library_path: Path) -> None:
         TreeSpec("float32", 2, 4, 17, 12, 9, 1, 2, "min", dense=False, missing=False, steps=15),
         TreeSpec("float64", 2, 4, 9, 12, 9, 3, 1, "max", dense=True, missing=True, steps=15),
     ]
-    plans = [registry.plan(spec, target) for spec in specs]
-    functions = {f"k{n}": registry.emit(plan, target, f"k{n}") for n, plan in enumerate(plans)}
-    codegen.build_library(functions, target, library_path)
-    library = Library(library_path)
-    for number, (spec, plan) in enumerate(zip(specs, plans, strict=True)):
+    plans = planned(specs, target)
+    library = build(plans, target, library_path)
+    for spec, (symbol, plan) in zip(specs, plans.items(), strict=True):
         x = random.standard_normal((spec.rows, spec.columns)).astype(spec.dtype)
         x[0, 0] = np.nan
         raw = weights(spec, random)
         y = aligned(np.full(spec.rows * spec.groups * spec.targets + GUARD, 77, spec.dtype), 8)
         arguments = [aligned(array, 8) for array in (x, *registry.pack(plan, target, raw))]
         for task in reversed(range(plan.tasks)):
-            library.call(f"k{number}", [*arguments, y], task, task + 1)
+            library.call(symbol, [*arguments, y], task, task + 1)
         assert (y[-GUARD:] == 77).all()
         parts = y[:-GUARD].reshape(spec.rows, spec.groups, spec.targets)
         got = COMBINE[spec.operator].reduce(parts, axis=1)

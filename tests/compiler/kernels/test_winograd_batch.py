@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.kernels import codegen
-from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.specs import RELU, Array, ConvSpec
 from gangway.compiler.kernels.templates import registry
+from tests.helpers.kernel_runs import build, for_rows
 
 WHOLE = {"kernel": (3, 3), "pads": (1, 1, 1, 1), "input_halo": 1}
 SPECS = {
@@ -35,9 +35,7 @@ def test_every_number_of_rows(name: str, target: TargetSpec, library_path: Path,
     spec, lanes = SPECS[name], target.lanes
     one, batch = registry.plan(spec, target), registry.batch_plan(spec, target)
     assert batch is not None
-    functions = {"one": registry.emit(one, target, "one"), "batch": registry.emit(batch, target, "batch")}
-    codegen.build_library(functions, target, library_path)
-    library = Library(library_path)
+    library = build({"one": one, "batch": batch}, target, library_path)
     shape = (spec.out_channels, spec.in_channels, *spec.kernel)
     raw = {"weights": rng.standard_normal(shape, np.float32), "bias": rng.standard_normal(shape[0], np.float32)}
     packed = [aligned(array) for array in registry.pack(one, target, raw)]
@@ -48,10 +46,7 @@ def test_every_number_of_rows(name: str, target: TargetSpec, library_path: Path,
         wanted = aligned(y)
         for row in range(rows):
             library.call("one", [x[row], *packed, *(image[row] for image in added), wanted[row]], 0, one.tasks)
-        tensors = [x, *packed, *added, y]
-        strides = [0 if any(tensor is array for array in packed) else tensor.strides[0] for tensor in tensors]
-        for task in reversed(range(batch.tasks)):
-            library.call("batch", [*tensors, np.array([rows, *strides], np.int64)], task, task + 1)
+        for_rows(library, "batch", [x, *packed, *added, y], packed, batch.tasks)
         assert np.array_equal(y, wanted)
         assert (y[:, -GAP:] == GUARD).all()
 
