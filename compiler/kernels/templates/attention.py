@@ -18,26 +18,9 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.extents import expression, is_constant
 from gangway.compiler.kernels.specs import KernelPlan, Layout
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    kernel,
-    lanes_at,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-    transposed,
-    when,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import decay, tanh
 from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
 from gangway.compiler.kernels.templates.tiling import (
@@ -95,10 +78,10 @@ def block_kernel(
     blocks = -(-spec.queries // width)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        head, block = quotient(number, blocks), remainder(number, blocks)
+        head, block = T.quotient(number, blocks), T.remainder(number, blocks)
         window: Expr = 0
         if not is_constant(spec.windows) or spec.windows > 1:
-            window, head = quotient(head, spec.heads), remainder(head, spec.heads)
+            window, head = T.quotient(head, spec.heads), T.remainder(head, spec.heads)
 
         def write(first: Expr, count: int) -> None:
             written_by(spec, target, knob(plan, "keys"), buffers, (window, head), first, count).write()
@@ -111,7 +94,7 @@ def block_kernel(
     ]
     arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
     y = bf16.stored_argument("y", numbers_of(spec, 3), spec.output_layout)
-    return kernel(symbol, [*arguments, y], task, functions)
+    return T.kernel(symbol, [*arguments, y], task, functions)
 
 
 def numbers_of(spec: AttentionSpec, index: int) -> int:
@@ -150,7 +133,7 @@ def place_of(spec: AttentionSpec, lanes: int, index: int, window: Expr, head: Ex
     """Where a head of q, k, v or y is; `lanes`: channels side by side of a blocked sequence."""
     positions = spec.queries if index in _OF_QUERIES else spec.keys
     if index not in _OF_QUERIES and spec.sharing > 1:
-        head = quotient(head, spec.sharing)
+        head = T.quotient(head, spec.sharing)
     if spec.is_plain(index):
         windows, heads, position, channel = spec.strides[index]
         return HeadPlace(window * windows + head * heads, position, lanes * channel, channel)
@@ -192,17 +175,17 @@ class QueryBlock:
     def write(self) -> None:
         """All of it."""
         spec, lanes = self._spec, self._lanes
-        self._queries = scratch(spec.head_size * self._width)
+        self._queries = T.scratch(spec.head_size * self._width)
         longest = max(run.width for run in self._runs)
         longest = longest if is_constant(longest) else MOST_KEYS  # so that one kernel serves all
-        self._scores = scratch(longest * self._width)
-        self._result = scratch(spec.value_channels * self._width)
-        self._most = [Register(lanes, constant(LOWEST, lanes)) for _ in range(self._vectors)]
-        self._total = [Register(lanes, constant(0.0, lanes)) for _ in range(self._vectors)]
+        self._scores = T.scratch(longest * self._width)
+        self._result = T.scratch(spec.value_channels * self._width)
+        self._most = [Register(lanes, T.constant(LOWEST, lanes)) for _ in range(self._vectors)]
+        self._total = [Register(lanes, T.constant(0.0, lanes)) for _ in range(self._vectors)]
         self._load_queries()
         if self._pieces > 1:
-            zeros = constant(0.0, lanes)
-            repeat(spec.value_channels * self._vectors, lambda i: store(self._result, i * lanes, zeros, lanes))
+            zeros = T.constant(0.0, lanes)
+            T.repeat(spec.value_channels * self._vectors, lambda i: T.store(self._result, i * lanes, zeros, lanes))
         each_tile(self._runs, self._keys)
         self._store_results()
 
@@ -217,14 +200,14 @@ class QueryBlock:
 
     def _local(self, row: Expr, vector: int) -> Expr:
         """Index of a vector in local memory."""
-        return lanes_at(self._place(row, vector), self._lanes)
+        return T.lanes_at(self._place(row, vector), self._lanes)
 
     def _put(self, buffer: Buffer, row: Expr, vector: int, value: Expr) -> None:
-        store(buffer, self._place(row, vector), value, self._lanes)
+        T.store(buffer, self._place(row, vector), value, self._lanes)
 
     def _query(self, vector: int, lane: int) -> Expr:
         """Number of the query in a lane."""
-        return self._first + at_most(vector * self._lanes + lane, self._count - 1)
+        return self._first + T.at_most(vector * self._lanes + lane, self._count - 1)
 
     def _is_query(self, number: int) -> Expr | bool:
         """Whether the block has so many queries and one more."""
@@ -236,31 +219,31 @@ class QueryBlock:
 
         def load(block: Expr) -> None:
             for j in range(self._vectors):
-                rows = [self._q[lanes_at(place.at(self._query(j, i), block), lanes)] for i in range(lanes)]
-                for i, column in enumerate(transposed(rows)):
-                    self._put(self._queries, block * lanes + i, j, column * constant(self._spec.scale, lanes))
+                rows = [self._q[T.lanes_at(place.at(self._query(j, i), block), lanes)] for i in range(lanes)]
+                for i, column in enumerate(T.transposed(rows)):
+                    self._put(self._queries, block * lanes + i, j, column * T.constant(self._spec.scale, lanes))
 
         if self._head_blocks:
-            repeat(self._head_blocks, load)
+            T.repeat(self._head_blocks, load)
         for lane, j, i in product(range(self._head_rest), range(self._vectors), range(lanes)):
-            number = self._q[place.at(self._query(j, i), self._head_blocks, lane)] * constant(self._spec.scale, 1)
-            store(self._queries, self._place(self._head_blocks * lanes + lane, j) + i, number, 1)
+            number = self._q[place.at(self._query(j, i), self._head_blocks, lane)] * T.constant(self._spec.scale, 1)
+            T.store(self._queries, self._place(self._head_blocks * lanes + lane, j) + i, number, 1)
 
     def _share(self, total: Expr) -> Expr:
         """By what results are multiplied: a row without keys has a sum of 0, in which all exponentials are 0."""
-        one = constant(1.0, self._lanes)
+        one = T.constant(1.0, self._lanes)
         share = one / total
         if self._spec.empty_rows == "nan":
-            return bind(share)
-        zero = constant(0.0, self._lanes)
+            return T.bind(share)
+        zero = T.constant(0.0, self._lanes)
         rest = one if self._spec.empty_rows == "zero" else tirx.Select(total >= zero, one, zero)
-        return bind(tirx.Select(total > zero, share, rest))
+        return T.bind(tirx.Select(total > zero, share, rest))
 
     def _shared(self, value: Expr, share: Expr) -> Expr:
         """A vector of the result; a share of 0 is that of NaN."""
         if self._spec.empty_rows != "zero and nan":
             return value * share
-        zero = constant(0.0, self._lanes)
+        zero = T.constant(0.0, self._lanes)
         return tirx.Select(share > zero, value * share, zero)
 
     def _store_results(self) -> None:
@@ -270,30 +253,30 @@ class QueryBlock:
         def save(block: Expr) -> None:
             for j, share in enumerate(shares):
                 rows = [self._shared(self._result[self._local(block * lanes + i, j)], share) for i in range(lanes)]
-                for i, column in enumerate(transposed(rows)):
+                for i, column in enumerate(T.transposed(rows)):
                     into = place.at(self._query(j, i), block)
-                    when(self._is_query(j * lanes + i), partial(store, self._y, into, column, lanes))
+                    T.when(self._is_query(j * lanes + i), partial(T.store, self._y, into, column, lanes))
 
         if self._value_blocks:
-            repeat(self._value_blocks, save)
+            T.repeat(self._value_blocks, save)
         for lane, (j, share) in product(range(self._value_rest), enumerate(shares)):
             channel = self._value_blocks * lanes + lane
             self._put(self._result, channel, j, self._shared(self._result[self._local(channel, j)], share))
             for i in range(lanes):
                 into, number = place.at(self._query(j, i), self._value_blocks, lane), self._place(channel, j) + i
-                when(self._is_query(j * lanes + i), partial(store, self._y, into, self._result[number], 1))
+                T.when(self._is_query(j * lanes + i), partial(T.store, self._y, into, self._result[number], 1))
 
     def _keys(self, first: Expr, count: int) -> None:
         """Scores of a block of keys, their exponentials, and the values weighted by these."""
-        before = [bind(most.value) for most in self._most]
+        before = [T.bind(most.value) for most in self._most]
         self._set_biases(first, count)
         once = any(bias.per_query for bias in self._spec.biases)  # what is added to scores
         each_tile(segments(int(count) if once else count, self._numbers), partial(self._score_tile, first))
-        factors = [bind(decay(b - most.value, self._lanes)) for b, most in zip(before, self._most, strict=True)]
+        factors = [T.bind(decay(b - most.value, self._lanes)) for b, most in zip(before, self._most, strict=True)]
         if self._pieces > 1:
             for total, factor in zip(self._total, factors, strict=True):
                 total.set(total.value * factor)
-        repeat(count, self._exponentials)
+        T.repeat(count, self._exponentials)
         for run in segments(self._spec.value_channels, self._numbers):
             for start in range(run.start, run.start + run.count * run.width, run.width):
                 self._value_tile(first, count, range(start, start + run.width), factors)
@@ -314,20 +297,20 @@ class QueryBlock:
             unrolled(channels, channel)
 
         if self._head_blocks:
-            repeat(self._head_blocks, block)
+            T.repeat(self._head_blocks, block)
         if self._head_rest:
             block(self._head_blocks, self._head_rest)
         for i, j in product(range(count), range(self._vectors)):
             if self._spec.softcap:
-                cap = constant(self._spec.softcap, lanes)
-                sums[i][j].set(cap * tanh(sums[i][j].value * constant(1 / self._spec.softcap, lanes), lanes))
+                cap = T.constant(self._spec.softcap, lanes)
+                sums[i][j].set(cap * tanh(sums[i][j].value * T.constant(1 / self._spec.softcap, lanes), lanes))
             score = self._biased(sums, i, j, first, start)
             self._put(self._scores, start + i, j, score)
             self._most[j].set(tirx.Max(score, self._most[j].value))
 
     def _exponentials(self, key: Expr) -> None:
         for j in range(self._vectors):
-            value = bind(decay(self._scores[self._local(key, j)] - self._most[j].value, self._lanes))
+            value = T.bind(decay(self._scores[self._local(key, j)] - self._most[j].value, self._lanes))
             self._put(self._scores, key, j, value)
             self._total[j].add(value)
 
@@ -366,10 +349,10 @@ class QueryBlock:
         for bias, numbers in zip(self._spec.biases, self._biases, strict=True):
             if not bias.per_query:
                 number = numbers[self._offset(bias, 0, first + start + i)]
-                score = score + splat(number * constant(self._factor(bias), 1), self._lanes)
+                score = score + T.splat(number * T.constant(self._factor(bias), 1), self._lanes)
         if any(bias.per_query for bias in self._spec.biases):
             score = score + self._scores[self._local(start + i, j)]
-        return bind(score)
+        return T.bind(score)
 
     def _set_biases(self, first: Expr, count: int) -> None:
         """Put the sum of all biases that differ from query to query, transposed, where the scores will be."""
@@ -378,23 +361,23 @@ class QueryBlock:
             if bias.per_query:
                 whole, rest = divmod(count, lanes)
                 if whole:
-                    repeat(whole, partial(self._bias_tile, bias, numbers, first, added))
+                    T.repeat(whole, partial(self._bias_tile, bias, numbers, first, added))
                 for key, j in product(range(count - rest, count), range(self._vectors)):
                     self._bias_column(bias, numbers, first, key, j, added)
                 added = True
 
     def _bias_tile(self, bias: ScoreBias, numbers: Buffer, first: Expr, added: bool, tile: Expr) -> None:
         """As many keys as a vector has lanes."""
-        lanes, factor = self._lanes, constant(self._factor(bias), self._lanes)
+        lanes, factor = self._lanes, T.constant(self._factor(bias), self._lanes)
         for j in range(self._vectors):
             places = [self._offset(bias, self._query(j, i), first + tile * lanes) for i in range(lanes)]
-            for i, column in enumerate(transposed([numbers[lanes_at(place, lanes)] for place in places])):
+            for i, column in enumerate(T.transposed([numbers[T.lanes_at(place, lanes)] for place in places])):
                 key, value = tile * lanes + i, column * factor
                 self._put(self._scores, key, j, value + self._scores[self._local(key, j)] if added else value)
 
     def _bias_column(self, bias: ScoreBias, numbers: Buffer, first: Expr, key: int, j: int, added: bool) -> None:
         """One key, number by number."""
         for i in range(self._lanes):
-            value = numbers[self._offset(bias, self._query(j, i), first + key)] * constant(self._factor(bias), 1)
+            value = numbers[self._offset(bias, self._query(j, i), first + key)] * T.constant(self._factor(bias), 1)
             place = self._place(key, j) + i
-            store(self._scores, place, value + self._scores[place] if added else value, 1)
+            T.store(self._scores, place, value + self._scores[place] if added else value, 1)

@@ -12,17 +12,8 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    at_most,
-    bind,
-    kernel,
-    quotient,
-    remainder,
-    repeat,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.tiling import BandCut, Tasks, cut_line, cut_rows, is_line, knob, make_plan
 
 
@@ -76,10 +67,10 @@ class BandWriter:
         self._row: Expr = 0
         self._column: Expr = 0
         if not work.is_line:
-            self._row = bind(at_most(quotient(band, beside) * work.rows, height - work.rows))
+            self._row = T.bind(T.at_most(T.quotient(band, beside) * work.rows, height - work.rows))
         if work.is_line or beside > 1:
-            across = band if work.is_line else remainder(band, beside)
-            self._column = bind(at_most(across * work.columns, width - work.columns))
+            across = band if work.is_line else T.remainder(band, beside)
+            self._column = T.bind(T.at_most(across * work.columns, width - work.columns))
 
     def begin(self) -> None:
         """What all groups of channel blocks need."""
@@ -106,10 +97,10 @@ def band_kernel(
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         chunk, band = tasks.first(number)
         named = {argument.name: buffer for argument, buffer in zip(arguments, buffers, strict=True)}
-        one = writer(named, bind(band))
+        one = writer(named, T.bind(band))
         one.begin()
-        first = bind(chunk)
-        repeat(at_most(tasks.groups_per_task, tasks.groups - first), lambda i: one.group(first + i))
+        first = T.bind(chunk)
+        T.repeat(T.at_most(tasks.groups_per_task, tasks.groups - first), lambda i: one.group(first + i))
         one.end()
 
-    return kernel(symbol, arguments, task, functions)
+    return T.kernel(symbol, arguments, task, functions)

@@ -1,5 +1,7 @@
 """A small vocabulary for writing kernels in TIR, over TVM's IRBuilder: loops, vectors, numbers of any element type.
 
+Templates import it as `T`, as TVM's scripts do: what they call by that name becomes code, all else computes now.
+
 A kernel is a plain C function `void symbol(pointers..., int32 begin, int32 end)`. Its pointers must not overlap
 (`noalias`). Vector accesses are emitted with the alignment of one element, so pointers need no more than that.
 

@@ -31,28 +31,9 @@ from gangway.compiler.kernels.specs import (
     PackedWeights,
     RawWeights,
 )
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.bf16.words import stored_argument
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_least,
-    at_most,
-    batch_argument,
-    bind,
-    choose,
-    either,
-    kernel,
-    lanes_at,
-    prefetch,
-    quotient,
-    repeat,
-    splat,
-    store,
-    when,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -157,9 +138,9 @@ class ConvolutionGeometry:
         """
         spec, width = self.spec, self.group_blocks * self.target.lanes
         outputs, inputs = spec.out_channels // spec.diagonal_blocks, spec.in_channels // spec.diagonal_blocks
-        last = at_most((group + 1) * width, spec.out_channels) - 1
-        end = (quotient(last, outputs) + 1) * inputs
-        return quotient(quotient(group * width, outputs) * inputs, self.input.lanes), quotient(
+        last = T.at_most((group + 1) * width, spec.out_channels) - 1
+        end = (T.quotient(last, outputs) + 1) * inputs
+        return T.quotient(T.quotient(group * width, outputs) * inputs, self.input.lanes), T.quotient(
             end + (self.input.lanes - 1), self.input.lanes
         )
 
@@ -329,7 +310,7 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(RegisterTiles(geometry, cut, buffers), geometry, tasks, number)
 
-    return kernel(symbol, geometry.arguments(geometry.weights), task)
+    return T.kernel(symbol, geometry.arguments(geometry.weights), task)
 
 
 def write_tiles(writer: "RegisterTiles", geometry: ConvolutionGeometry, tasks: Tasks, number: Expr) -> None:
@@ -339,7 +320,7 @@ def write_tiles(writer: "RegisterTiles", geometry: ConvolutionGeometry, tasks: T
         def bands(index: Expr, blocks: int) -> None:
             writer.bands(index, blocks, first_band, tasks.bands_per_task)
 
-        with_blocks(index, geometry.output.blocks, geometry.group_blocks, bands)
+        T.with_blocks(index, geometry.output.blocks, geometry.group_blocks, bands)
 
     tasks.each_group(number, group)
 
@@ -368,9 +349,9 @@ def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         tiles = _BatchTiles(geometry, plan.rows, buffers)
-        with_blocks(number, geometry.output.blocks, geometry.group_blocks, tiles.group)
+        T.with_blocks(number, geometry.output.blocks, geometry.group_blocks, tiles.group)
 
-    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
+    return T.kernel(symbol, [*arguments, T.batch_argument(arguments)], task)
 
 
 class RegisterTiles:
@@ -410,12 +391,12 @@ class RegisterTiles:
         """Compute a tile; return [pixel][channel block], without residual and activation."""
         lanes, first_block = self._lanes, group * self._g.group_blocks
         sums = [
-            [Register(lanes, self._bias[lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
+            [Register(lanes, self._bias[T.lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
             for _ in range(rows * width)
         ]
         inputs = self._inputs(row, column, rows, width)
         if self._g.spec.groups > 1:
-            skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
+            skipped = T.quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
             inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
         if self._g.spec.diagonal_blocks > 1:
             first, _ = self._g.planes_of(group)
@@ -432,9 +413,9 @@ class RegisterTiles:
             value = sums[i][j].value
             if self._residual:
                 plane = (first_block + j) * self._g.residual.plane
-                value = value + self._residual[0][lanes_at(plane + residual[i], lanes)]
+                value = value + self._residual[0][T.lanes_at(plane + residual[i], lanes)]
             value = activate(value, self._g.spec.activation, lanes)
-            store(self._y, (first_block + j) * self._g.output.plane + output[i], value, lanes)
+            T.store(self._y, (first_block + j) * self._g.output.plane + output[i], value, lanes)
 
     def _kernel_rows(self, row: Expr, rows: int) -> tuple[Expr, Expr]:
         """First and end of the kernel's rows that meet the image in any of the tile's rows; the others meet zeros."""
@@ -444,10 +425,10 @@ class RegisterTiles:
         end: Expr = spec.kernel[0]
         if top:
             above = top - (row + (rows - 1)) * spec.stride[0]
-            first = quotient(at_least(above, 0) + (spec.dilation[0] - 1), spec.dilation[0])
+            first = T.quotient(T.at_least(above, 0) + (spec.dilation[0] - 1), spec.dilation[0])
         if bottom:
             below = spec.height + top - row * spec.stride[0]
-            end = at_most(quotient(below + (spec.dilation[0] - 1), spec.dilation[0]), end)
+            end = T.at_most(T.quotient(below + (spec.dilation[0] - 1), spec.dilation[0]), end)
         return first, end
 
     def _reduce(
@@ -470,11 +451,11 @@ class RegisterTiles:
             places = [group_base + index * width + j * lanes for j in range(blocks)]
             if self._g.pixels > 1:  # one pixel only: bound by loads already
                 for place in places:
-                    prefetch(self._weights, place + PREFETCHED_ELEMENTS)
-            weights = [self._weights[lanes_at(place, lanes)] for place in places]
+                    T.prefetch(self._weights, place + PREFETCHED_ELEMENTS)
+            weights = [self._weights[T.lanes_at(place, lanes)] for place in places]
             offset = plane * image.plane + kh * down + kw * across + channel
             for i, pixel in enumerate(inputs):
-                number = splat(self._x[pixel + offset], lanes)
+                number = T.splat(self._x[pixel + offset], lanes)
                 for j in range(blocks):
                     sums[i][j].add(number * weights[j])
 
@@ -483,32 +464,32 @@ class RegisterTiles:
                 for u in range(UNROLLED_CHANNELS):
                     step(plane, count, kh, kw, index * UNROLLED_CHANNELS + u)
 
-            repeat(taps * count // UNROLLED_CHANNELS, some)
+            T.repeat(taps * count // UNROLLED_CHANNELS, some)
 
         def taps_of_row(plane: Expr, count: int, kh: Expr) -> None:
             if count == image.lanes and spec.dilation[1] == 1:  # all channels under a kernel's row lie side by side
                 channels(plane, count, kh, 0, kernel_columns)
             else:
-                repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw, 1))
+                T.repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw, 1))
 
         def blocked_taps(plane: Expr, count: int) -> None:
-            repeat(end_row - first_row, lambda kh: taps_of_row(plane, count, first_row + kh))
+            T.repeat(end_row - first_row, lambda kh: taps_of_row(plane, count, first_row + kh))
 
         def planar_taps(plane: Expr) -> None:
             # Neighbouring taps of a row share input pixels. Were they unrolled together, LLVM would keep those in
             # registers that it does not have; so the innermost loop is the one over kernel rows.
-            repeat(kernel_columns, lambda kw: repeat(kernel_rows, lambda kh: step(plane, 1, kh, kw, 0)))
+            T.repeat(kernel_columns, lambda kw: T.repeat(kernel_rows, lambda kh: step(plane, 1, kh, kw, 0)))
 
         if image.lanes == 1:
-            repeat(image.blocks, planar_taps)
+            T.repeat(image.blocks, planar_taps)
             return
         if spec.diagonal_blocks > 1:
             first, end = self._g.planes_of(group)
-            repeat(end - first, lambda plane: blocked_taps(plane, image.lanes))
+            T.repeat(end - first, lambda plane: blocked_taps(plane, image.lanes))
             return
         whole, rest = self._g.plane_channels
         if whole:
-            repeat(whole, lambda plane: blocked_taps(plane, image.lanes))
+            T.repeat(whole, lambda plane: blocked_taps(plane, image.lanes))
         if rest:
             blocked_taps(whole, rest)
 
@@ -530,10 +511,10 @@ class BatchWriter:
         *tensors, batch = buffers
         self._g, self._most_rows = geometry, most_rows
         self._x, self._weights, self._bias, *self._residual, self._y = tensors
-        self._rows = bind(batch[0].astype("int32"))
-        strides = [quotient(batch[index + 1], FLOAT_BYTES) for index in range(len(tensors))]
-        self._x_stride, self._y_stride = bind(strides[0]), bind(strides[-1])
-        self._residual_stride = bind(strides[3]) if self._residual else 0
+        self._rows = T.bind(batch[0].astype("int32"))
+        strides = [T.quotient(batch[index + 1], FLOAT_BYTES) for index in range(len(tensors))]
+        self._x_stride, self._y_stride = T.bind(strides[0]), T.bind(strides[-1])
+        self._residual_stride = T.bind(strides[3]) if self._residual else 0
         self._lanes = geometry.target.lanes
 
 
@@ -543,28 +524,28 @@ class _BatchTiles(BatchWriter):
     def group(self, group: Expr, blocks: int) -> None:
         """All rows of one group of channel blocks: every tile over a block of weights, then over the next one."""
         most = _tile_rows(self._g)
-        tiles = bind(quotient(self._rows + (most - 1), most))
+        tiles = T.bind(T.quotient(self._rows + (most - 1), most))
         last = -(-self._g.reduction // BLOCK_CHANNELS) - 1
         sizes = balanced_sizes(range(1, self._most_rows + 1), most)
 
         def turn(block: Expr, index: Expr) -> None:
-            first = bind(quotient(index * self._rows, tiles))
-            size = bind(quotient((index + 1) * self._rows, tiles) - first)
-            choose(size, sizes, lambda rows: tile(block, index, _BatchTile(group, blocks, first, rows)))
+            first = T.bind(T.quotient(index * self._rows, tiles))
+            size = T.bind(T.quotient((index + 1) * self._rows, tiles) - first)
+            T.choose(size, sizes, lambda rows: tile(block, index, _BatchTile(group, blocks, first, rows)))
 
         def tile(block: Expr, index: Expr, place: _BatchTile) -> None:
             sums = self._start(place)
-            when(block > 0, lambda: self._resume(place, sums))
+            T.when(block > 0, lambda: self._resume(place, sums))
             self._reduce(place, sums, block, index)
-            either(block == last, lambda: self._finish(place, sums), lambda: self._keep(place, sums))
+            T.either(block == last, lambda: self._finish(place, sums), lambda: self._keep(place, sums))
 
-        repeat(last + 1, lambda block: repeat(tiles, lambda index: turn(block, index)))
+        T.repeat(last + 1, lambda block: T.repeat(tiles, lambda index: turn(block, index)))
 
     def _start(self, tile: _BatchTile) -> list[list[Register]]:
         lanes = self._lanes
         first = tile.group * self._g.group_blocks
         return [
-            [Register(lanes, self._bias[lanes_at((first + j) * lanes, lanes)]) for j in range(tile.blocks)]
+            [Register(lanes, self._bias[T.lanes_at((first + j) * lanes, lanes)]) for j in range(tile.blocks)]
             for _ in range(tile.rows)
         ]
 
@@ -573,19 +554,19 @@ class _BatchTiles(BatchWriter):
         lanes, width, start = self._lanes, tile.blocks * self._lanes, block * BLOCK_CHANNELS
         first = tile.group * (self._g.group_blocks * lanes * self._g.reduction) + start * width
         ahead = (turn + 1) * (BLOCK_CHANNELS * width)
-        inputs = [bind((tile.first_row + i) * self._x_stride + start) for i in range(tile.rows)]
+        inputs = [T.bind((tile.first_row + i) * self._x_stride + start) for i in range(tile.rows)]
 
         def step(channel: Expr) -> None:
             places = [first + channel * width + j * lanes for j in range(tile.blocks)]
             for place in places:
-                prefetch(self._weights, place + ahead, level=2)
-            weights = [self._weights[lanes_at(place, lanes)] for place in places]
+                T.prefetch(self._weights, place + ahead, level=2)
+            weights = [self._weights[T.lanes_at(place, lanes)] for place in places]
             for i, row in enumerate(inputs):
-                number = splat(self._x[row + channel], lanes)
+                number = T.splat(self._x[row + channel], lanes)
                 for j in range(tile.blocks):
                     sums[i][j].add(number * weights[j])
 
-        repeat(at_most(BLOCK_CHANNELS, self._g.reduction - start), step)
+        T.repeat(T.at_most(BLOCK_CHANNELS, self._g.reduction - start), step)
 
     def _each(self, tile: _BatchTile, body: Callable[[int, int, Expr], None]) -> None:
         """`body(row, block, index of the vector in y)` for every vector of a tile."""
@@ -595,10 +576,10 @@ class _BatchTiles(BatchWriter):
             body(i, j, (tile.first_row + i) * self._y_stride + (plane + j * image.plane))
 
     def _resume(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
-        self._each(tile, lambda i, j, place: sums[i][j].set(self._y[lanes_at(place, self._lanes)]))
+        self._each(tile, lambda i, j, place: sums[i][j].set(self._y[T.lanes_at(place, self._lanes)]))
 
     def _keep(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
-        self._each(tile, lambda i, j, place: store(self._y, place, sums[i][j].value, self._lanes))
+        self._each(tile, lambda i, j, place: T.store(self._y, place, sums[i][j].value, self._lanes))
 
     def _finish(self, tile: _BatchTile, sums: list[list[Register]]) -> None:
         image, lanes = self._g.residual, self._lanes
@@ -608,7 +589,7 @@ class _BatchTiles(BatchWriter):
             if self._residual:
                 plane = image.origin + (tile.group * self._g.group_blocks + j) * image.plane
                 row = (tile.first_row + i) * self._residual_stride
-                value = value + self._residual[0][lanes_at(row + plane, lanes)]
-            store(self._y, place, activate(value, self._g.spec.activation, lanes), lanes)
+                value = value + self._residual[0][T.lanes_at(row + plane, lanes)]
+            T.store(self._y, place, activate(value, self._g.spec.activation, lanes), lanes)
 
         self._each(tile, vector)

@@ -22,27 +22,10 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates import convolution
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    local,
-    quotient,
-    remainder,
-    repeat,
-    store,
-    when,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry, RegisterTiles, check
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.tiling import (
@@ -155,15 +138,15 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
             origin = origin + row * (spec.stride[0] * x_image.row) + column * (spec.stride[1] * lanes)
 
             def load(kh: int, skipped: int) -> Expr:
-                return x[lanes_at(origin + kh * spec.dilation[0] * x_image.row + skipped * lanes, lanes)]
+                return x[T.lanes_at(origin + kh * spec.dilation[0] * x_image.row + skipped * lanes, lanes)]
 
             for i, total in enumerate(sums(spec, lanes, weights, bias, block, width, load)):
                 value = total.value
                 if residual:
                     added = block * residual_image.plane + residual_image.origin + row * residual_image.row
-                    value = value + residual[0][lanes_at(added + (column + i) * lanes, lanes)]
+                    value = value + residual[0][T.lanes_at(added + (column + i) * lanes, lanes)]
                 out = block * y_image.plane + y_image.origin + row * y_image.row + (column + i) * lanes
-                store(y, out, activate(value, spec.activation, lanes), lanes)
+                T.store(y, out, activate(value, spec.activation, lanes), lanes)
 
         def band(block: Expr, number: Expr, shape: Band) -> None:
             for row in range(shape.rows):
@@ -173,7 +156,7 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
             number, lambda block, first_band: cut.each(first_band, tasks.bands_per_task, partial(band, block))
         )
 
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def sums(
@@ -188,11 +171,11 @@ def sums(
     """Compute `width` outputs beside each other, without activation. `load(kh, column)`: an input vector under kernel
     row `kh`, so many columns from the first output's first tap.
     """
-    totals = [Register(lanes, bias[lanes_at(block * lanes, lanes)]) for _ in range(width)]
+    totals = [Register(lanes, bias[T.lanes_at(block * lanes, lanes)]) for _ in range(width)]
     rows, columns = spec.kernel
     for kh in range(rows):
         taps_at = (block * (rows * columns) + kh * columns) * lanes
-        line = [weights[lanes_at(taps_at + kw * lanes, lanes)] for kw in range(columns)]
+        line = [weights[T.lanes_at(taps_at + kw * lanes, lanes)] for kw in range(columns)]
         for i, kw in sorted(product(range(width), range(columns)), key=lambda pair: _column(spec, *pair)):
             totals[i].add(load(kh, _column(spec, i, kw)) * line[kw])
     return totals
@@ -305,17 +288,17 @@ def pair_kernel(
     ]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        scratch = local(work.scratch_elements)
+        scratch = T.local(work.scratch_elements)
 
         def group(index: Expr, first_line: Expr) -> None:
             def write(index: Expr, blocks: int) -> None:
                 lines(work, buffers, scratch, index, blocks).write(first_line, tasks)
 
-            with_blocks(index, first.output.blocks, first.group_blocks, write)
+            T.with_blocks(index, first.output.blocks, first.group_blocks, write)
 
         tasks.each_group(number, group)
 
-    return kernel(symbol, arguments, task, functions)
+    return T.kernel(symbol, arguments, task, functions)
 
 
 class Lines:
@@ -340,20 +323,20 @@ class Lines:
         """The lines of y of a task, from line `first` on."""
         second = self._work.spec.depthwise
         step, before = second.stride[0], second.kernel[0] - second.stride[0]
-        count = at_most(tasks.bands_per_task, self._work.output.height - first)
+        count = T.at_most(tasks.bands_per_task, self._work.output.height - first)
         self._clear_sides()
 
         def line(number: Expr) -> None:
             self._compute(first * step + number)
-            done = bind(number + 1 - before)
-            complete = done > 0 if step == 1 else tirx.all(done > 0, remainder(done, step) == 0)
-            when(complete, lambda: self._convolve(bind(first + quotient(done, step) - 1)))
+            done = T.bind(number + 1 - before)
+            complete = done > 0 if step == 1 else tirx.all(done > 0, T.remainder(done, step) == 0)
+            T.when(complete, lambda: self._convolve(T.bind(first + T.quotient(done, step) - 1)))
 
-        repeat(count * step + before, line)
+        T.repeat(count * step + before, line)
 
     def _place(self, line: Expr, block: int = 0) -> Expr:
         """Where a line of a block begins in scratch memory."""
-        slot = remainder(line, self._work.spec.depthwise.kernel[0])
+        slot = T.remainder(line, self._work.spec.depthwise.kernel[0])
         return (slot * self._blocks + block) * (self._work.columns * self._lanes)
 
     def _clear_sides(self) -> None:
@@ -366,25 +349,25 @@ class Lines:
                 self._clear(line * (columns * self._lanes) + column * self._lanes)
 
         if sides:
-            repeat(second.kernel[0] * self._blocks, clear)
+            T.repeat(second.kernel[0] * self._blocks, clear)
 
     def _clear(self, place: Expr) -> None:
-        store(self._scratch, place, constant(0.0, self._lanes), self._lanes)
+        T.store(self._scratch, place, T.constant(0.0, self._lanes), self._lanes)
 
     def _compute(self, line: Expr) -> None:
         """Fill the place of a line: with what the first convolution has there, or with padding."""
-        second, lines = self._work.spec.depthwise, bind(line)
+        second, lines = self._work.spec.depthwise, T.bind(line)
         top, height = second.pads[0], second.height
         reach = (self._work.output.height - 1) * second.stride[0] + second.kernel[0]
         conditions = [lines >= top] * (top > 0) + [lines < top + height] * (reach > top + height)
         inside = tirx.all(*conditions) if conditions else True
-        places = [bind(self._place(lines, j) + second.pads[1] * self._lanes) for j in range(self._blocks)]
+        places = [T.bind(self._place(lines, j) + second.pads[1] * self._lanes) for j in range(self._blocks)]
 
         def clear() -> None:
             for place in places:
-                repeat(second.width, lambda column, place=place: self._clear(place + column * self._lanes))  # type: ignore[misc]
+                T.repeat(second.width, lambda column, place=place: self._clear(place + column * self._lanes))  # type: ignore[misc]
 
-        either(inside, lambda: self._convolve_first(lines - top, places), clear)
+        T.either(inside, lambda: self._convolve_first(lines - top, places), clear)
 
     def _convolve_first(self, row: Expr, places: list[Expr]) -> None:
         """Write a line of the first convolution to where each of its blocks has its place."""
@@ -394,7 +377,7 @@ class Lines:
             for j, place in enumerate(places):
                 for i in range(width):
                     value = activate(sums[i][j].value, self._work.spec.conv.activation, self._lanes)
-                    store(self._scratch, place + (column + i) * self._lanes, value, self._lanes)
+                    T.store(self._scratch, place + (column + i) * self._lanes, value, self._lanes)
 
         each_tile(segments(self._work.spec.depthwise.width, self._work.geometry.tile_pixels), tile)
 
@@ -403,12 +386,12 @@ class Lines:
         work, lanes = self._work, self._lanes
         spec, y = work.spec.depthwise, work.output
         for j in range(self._blocks):
-            block = bind(self._first_block + j)
-            lines = [bind(self._place(line * spec.stride[0] + kh, j)) for kh in range(spec.kernel[0])]
+            block = T.bind(self._first_block + j)
+            lines = [T.bind(self._place(line * spec.stride[0] + kh, j)) for kh in range(spec.kernel[0])]
 
             def load(column: Expr, kh: int, skipped: int, lines: list[Expr] = lines) -> Expr:
                 place = lines[kh] + column * (spec.stride[1] * lanes) + skipped * lanes
-                return self._scratch[lanes_at(place, lanes)]
+                return self._scratch[T.lanes_at(place, lanes)]
 
             def tile(column: Expr, width: int, block: Expr = block, load: Any = load) -> None:
                 totals = sums(spec, lanes, self._taps, self._shifts, block, width, partial(load, column))

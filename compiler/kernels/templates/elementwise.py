@@ -23,31 +23,8 @@ from gangway.compiler.kernels.specs import (
     PackedWeights,
     RawWeights,
 )
-from gangway.compiler.kernels.templates.builder import (
-    REFUSED,
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    constant,
-    keep,
-    kernel,
-    lanes_at,
-    load,
-    memory_dtype,
-    one_by_one,
-    quotient,
-    refuse,
-    remainder,
-    repeat,
-    store,
-    stored,
-    strided,
-    vector_lanes,
-    when,
-    widen,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate, quantised
 from gangway.compiler.kernels.templates.instructions import Doubt, evaluate, may_doubt, undivided
 from gangway.compiler.kernels.templates.tiling import (
@@ -105,7 +82,7 @@ class Loops:
         """Where in each operand a line begins."""
         bases: list[Expr] = [0 for _ in self.spec.operands]
         for length, steps in reversed(self.axes[:-1]):
-            position, line = remainder(line, length), quotient(line, length)
+            position, line = T.remainder(line, length), T.quotient(line, length)
             bases = [base + position * step if step else base for base, step in zip(bases, steps, strict=True)]
         return bases
 
@@ -134,7 +111,7 @@ def pack(spec: PointwiseSpec | BlockedElementwiseSpec, target: TargetSpec, raw: 
 
 def _limits(buffer: Buffer, index: int, lanes: int) -> Limits:
     """Vectors of scale, least and largest number of a quantisation."""
-    scale, least, largest = (widen(buffer[index * LIMITS + k], lanes) for k in range(LIMITS))
+    scale, least, largest = (T.widen(buffer[index * LIMITS + k], lanes) for k in range(LIMITS))
     return scale, least, largest
 
 
@@ -147,16 +124,16 @@ def pointwise_emit(spec: PointwiseSpec, plan: KernelPlan, target: TargetSpec, sy
     """The kernel. Arguments: operands, y."""
     loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
     parts = -(-loops.length // part)
-    lanes = vector_lanes(target.lanes, loops.length)
+    lanes = T.vector_lanes(target.lanes, loops.length)
     has_fma = "fma" in target.features
     vectors = -(-part // lanes)
 
     def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
-        marks = [Register(lanes, constant(0, lanes, dtype), dtype) for dtype in _checked_dtypes(spec)]
+        marks = [Register(lanes, T.constant(0, lanes, dtype), dtype) for dtype in _checked_dtypes(spec)]
         *inputs, y = buffers[:-1] if marks else buffers
         limits = inputs.pop(1) if spec.limits else None
         quantisations = [_limits(limits, number, lanes) for number in range(spec.limits)]
-        first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
+        first_line, begin = T.quotient(index, parts) * lines, T.remainder(index, parts) * part
         doubts = [Doubt(item, lanes, has_fma) for item in spec.program if may_doubt(item)]
 
         def line(offset: Expr, careful: bool = False) -> None:
@@ -165,41 +142,41 @@ def pointwise_emit(spec: PointwiseSpec, plan: KernelPlan, target: TargetSpec, sy
                 _operand(spec, n, inputs[n], bases[n], 0, 1) if step == 0 else None
                 for n, step in enumerate(loops.steps)
             ]
-            values = [None if value is None else widen(value, lanes) for value in hoisted]
+            values = [None if value is None else T.widen(value, lanes) for value in hoisted]
 
             def vector(step: Expr) -> None:
-                place = at_most(begin + step * lanes, loops.length - lanes)
+                place = T.at_most(begin + step * lanes, loops.length - lanes)
                 found = [
                     value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
                     for n, value in enumerate(values)
                 ]
                 result = run(spec, found, lanes, marks, quantisations, () if careful else doubts, careful)
                 target_place = (first_line + offset) * loops.length + place
-                store(y, target_place, stored(result, _result(spec), lanes), lanes)
+                T.store(y, target_place, T.stored(result, _result(spec), lanes), lanes)
 
-            repeat(at_most(vectors, quotient(loops.length - begin + lanes - 1, lanes)), vector)
+            T.repeat(T.at_most(vectors, T.quotient(loops.length - begin + lanes - 1, lanes)), vector)
 
-        count = at_most(lines, loops.lines - first_line)
-        repeat(count, line)
+        count = T.at_most(lines, loops.lines - first_line)
+        T.repeat(count, line)
         if doubts:
             justified = reduce(tirx.Or, (doubt.is_justified for doubt in doubts))
-            when(justified, lambda: repeat(count, partial(line, careful=True)))
+            T.when(justified, lambda: T.repeat(count, partial(line, careful=True)))
         for check, mark in enumerate(marks, 1):
             _refuse_marked(mark, lanes, check, buffers[-1])
 
     sizes = [1 + sum((n - 1) * s[i] for n, s in loops.axes) for i in range(len(spec.operands))]
     arguments = [
-        Argument(f"x{i}", size, memory_dtype(operand.dtype))
+        Argument(f"x{i}", size, T.memory_dtype(operand.dtype))
         for i, (size, operand) in enumerate(zip(sizes, spec.operands, strict=True))
     ]
     if spec.limits:
         arguments.insert(1, Argument("limits", LIMITS * spec.limits))
-    arguments.append(Argument("y", math.prod(spec.shape), memory_dtype(_result(spec))))
-    return kernel(symbol, [*arguments, *([REFUSED] if spec.checks else [])], task)
+    arguments.append(Argument("y", math.prod(spec.shape), T.memory_dtype(_result(spec))))
+    return T.kernel(symbol, [*arguments, *([REFUSED] if spec.checks else [])], task)
 
 
 def _refuse_marked(mark: Register, lanes: int, check: int, refused: Buffer) -> None:
-    repeat(lanes, lambda lane: when(mark.lane(lane) != 0, lambda: refuse(refused, check, 0)))
+    T.repeat(lanes, lambda lane: T.when(mark.lane(lane) != 0, lambda: T.refuse(refused, check, 0)))
 
 
 def _checked_dtypes(spec: PointwiseSpec) -> list[str]:
@@ -214,10 +191,10 @@ def _operand(
     if lanes == 1:
         read = buffer[base + place * step]
     elif step == 1:
-        read = buffer[lanes_at(base + place, lanes)]
+        read = buffer[T.lanes_at(base + place, lanes)]
     else:
-        read = buffer[strided(base + place * step, step, lanes)]
-    return load(read, spec.operands[index].dtype, lanes)
+        read = buffer[T.strided(base + place * step, step, lanes)]
+    return T.load(read, spec.operands[index].dtype, lanes)
 
 
 def run(
@@ -244,7 +221,7 @@ def run(
             mark = next(unused)
             mark.set(mark.value | undivided(check, x, y, dtype, lanes))
         if item.operator == "quantise":
-            values.append(keep(quantised(values[item.sources[0]], *next(unread), lanes)))
+            values.append(T.keep(quantised(values[item.sources[0]], *next(unread), lanes)))
             dtypes.append(item.dtype)
             continue
         try:
@@ -311,12 +288,12 @@ def blocked_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetS
 
             def operand(index: int, column: Expr) -> Expr:
                 base = block * lanes if spec.vectors[index] else place(x_images[index], column)
-                return inputs[index][lanes_at(base, lanes)]
+                return inputs[index][T.lanes_at(base, lanes)]
 
             def pixel(column: Expr) -> None:
                 value = combined(spec.operator, [operand(index, column) for index in range(len(inputs))])
                 value = quantised(value, *limits, lanes) if limits else activate(value, spec.activation, lanes)
-                store(y, place(y_image, column), value, lanes)
+                T.store(y, place(y_image, column), value, lanes)
 
             def pixels(index: Expr) -> None:
                 for u in range(UNROLLED):
@@ -324,8 +301,8 @@ def blocked_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetS
 
             whole, rest = divmod(spec.width, UNROLLED)
             if whole:
-                repeat(whole, pixels)
-            one_by_one(rest, lambda i: pixel(whole * UNROLLED + i))
+                T.repeat(whole, pixels)
+            T.one_by_one(rest, lambda i: pixel(whole * UNROLLED + i))
 
         tasks.each(number, line)
 
@@ -333,4 +310,4 @@ def blocked_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetS
     arguments = [Argument(name, image.elements) for name, image in zip(names, x_images, strict=True)]
     if quantises:
         arguments.insert(1, Argument("limits", LIMITS))
-    return kernel(symbol, [*arguments, Argument("y", y_image.elements)], task)
+    return T.kernel(symbol, [*arguments, Argument("y", y_image.elements)], task)

@@ -12,25 +12,9 @@ from tvm import tirx
 
 from gangway.compiler.kernels.plain_specs import Instruction
 from gangway.compiler.kernels.specs import Activation, ActivationName, Check
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates import float32_math, float64_math
-from gangway.compiler.kernels.templates.builder import (
-    FLOATS,
-    Expr,
-    Register,
-    ceil,
-    constant,
-    convert,
-    floor,
-    holds,
-    is_nan,
-    keep,
-    lane_maximum,
-    number,
-    register_dtype,
-    round_even,
-    truncate,
-    truth,
-)
+from gangway.compiler.kernels.templates.builder import FLOATS, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate
 
 Binary = Callable[[Expr, Expr], Expr]
@@ -55,7 +39,7 @@ _BITS: dict[str, Binary] = {
     "bit_or": tirx.bitwise_or,
     "bit_xor": tirx.bitwise_xor,
 }
-_ROUNDINGS = {"floor": floor, "ceil": ceil, "round": round_even, "truncate": truncate}
+_ROUNDINGS = {"floor": T.floor, "ceil": T.ceil, "round": T.round_even, "truncate": T.truncate}
 _DOUBTFUL: dict[str, Callable[..., Expr]] = {
     "sin": float64_math.sin,
     "cos": float64_math.cos,
@@ -72,22 +56,22 @@ class Doubt:
     """
 
     def __init__(self, instruction: Instruction, lanes: int, has_fma: bool) -> None:
-        self._lanes, self._kind = lanes, register_dtype(instruction.dtype)
+        self._lanes, self._kind = lanes, T.register_dtype(instruction.dtype)
         self._limit = 0.0 if instruction.operator == "fmod" else float64_math.LARGE_ANGLE
         self._most = 2.0**26 if self._kind == "float32" else 2.0**50 if has_fma else 1.0  # a quotient of `fmod`
-        self._found = Register(lanes, constant(self._limit, lanes, self._kind), self._kind)
+        self._found = Register(lanes, T.constant(self._limit, lanes, self._kind), self._kind)
 
     def add(self, values: Sequence[Expr]) -> None:
         """Look at the sources of the instruction. NaN is passed over."""
         beyond = tirx.abs(values[0])
         if len(values) > 1:
-            beyond = beyond - tirx.abs(values[1]) * constant(self._most, self._lanes, self._kind)
+            beyond = beyond - tirx.abs(values[1]) * T.constant(self._most, self._lanes, self._kind)
         self._found.set(tirx.Max(beyond, self._found.value))
 
     @property
     def is_justified(self) -> Expr:
         """Whether there has been such a number."""
-        return lane_maximum(self._found, self._lanes, self._kind) > constant(self._limit, 1, self._kind)
+        return T.lane_maximum(self._found, self._lanes, self._kind) > T.constant(self._limit, 1, self._kind)
 
 
 def may_doubt(instruction: Instruction) -> bool:
@@ -110,40 +94,40 @@ def evaluate(
     """
     name = instruction.operator
     if name == "constant":
-        value = number(instruction.parameters[0], instruction.dtype, lanes)
-        return value if instruction.parameters[0] else keep(value)  # TVM takes 0 times NaN for 0
+        value = T.number(instruction.parameters[0], instruction.dtype, lanes)
+        return value if instruction.parameters[0] else T.keep(value)  # TVM takes 0 times NaN for 0
     if name == "cast":
-        return keep(convert(values[0], dtype, instruction.dtype, lanes))
+        return T.keep(T.convert(values[0], dtype, instruction.dtype, lanes))
     if name == "where":
-        return keep(tirx.Select(holds(values[0], lanes), values[1], values[2]))
+        return T.keep(tirx.Select(T.holds(values[0], lanes), values[1], values[2]))
     if len(values) == 2 and values[0].same_as(values[1]):
-        values = [values[0], keep(values[1])]  # TVM takes x - x for 0 and x for equal to itself, also if x is NaN
+        values = [values[0], T.keep(values[1])]  # TVM takes x - x for 0 and x for equal to itself, also if x is NaN
     if name in _COMPARISONS:
-        return truth(_COMPARISONS[name](values[0], values[1]), lanes)
+        return T.truth(_COMPARISONS[name](values[0], values[1]), lanes)
     if dtype == "bool":
-        return keep(_logic(name, values, lanes))
+        return T.keep(_logic(name, values, lanes))
     if name in ("is_nan", "is_inf"):
-        return truth(_special(name, values[0], register_dtype(dtype), lanes), lanes)
+        return T.truth(_special(name, values[0], T.register_dtype(dtype), lanes), lanes)
     if dtype in FLOATS:
-        return keep(_float(name, values, dtype, lanes, instruction.parameters, careful))
-    return keep(_integer(name, values, dtype, lanes))
+        return T.keep(_float(name, values, dtype, lanes, instruction.parameters, careful))
+    return T.keep(_integer(name, values, dtype, lanes))
 
 
 def _logic(name: str, values: list[Expr], lanes: int) -> Expr:
-    one = constant(1, lanes, "uint8")
+    one = T.constant(1, lanes, "uint8")
     return tirx.bitwise_xor(values[0], one) if name == "not" else _LOGIC[name](values[0], values[1])
 
 
 def _special(name: str, x: Expr, kind: str, lanes: int) -> Expr:
-    return is_nan(x, kind, lanes) if name == "is_nan" else tirx.EQ(tirx.abs(x), constant(float("inf"), lanes, kind))
+    return T.is_nan(x, kind, lanes) if name == "is_nan" else tirx.EQ(tirx.abs(x), T.constant(float("inf"), lanes, kind))
 
 
 def _float(
     name: str, values: list[Expr], dtype: str, lanes: int, parameters: tuple[float | int, ...], careful: bool
 ) -> Expr:
-    kind = register_dtype(dtype)
+    kind = T.register_dtype(dtype)
     x = values[0]
-    zero = constant(0.0, lanes, kind)
+    zero = T.constant(0.0, lanes, kind)
     if name in _ARITHMETIC:
         return _ARITHMETIC[name](x, values[1])
     if name in _ROUNDINGS:
@@ -154,13 +138,13 @@ def _float(
         case "min" | "max":
             return _extreme(name, x, values[1], kind, lanes)
         case "neg":
-            return tirx.Mul(x, constant(-1.0, lanes, kind))
+            return tirx.Mul(x, T.constant(-1.0, lanes, kind))
         case "abs":
             return tirx.abs(x)
         case "sign":
-            one = constant(1.0, lanes, kind)
-            sign = tirx.Select(x < zero, constant(-1.0, lanes, kind), zero)
-            return tirx.Select(x > zero, one, keep(tirx.Select(is_nan(x, kind, lanes), x, keep(sign))))
+            one = T.constant(1.0, lanes, kind)
+            sign = tirx.Select(x < zero, T.constant(-1.0, lanes, kind), zero)
+            return tirx.Select(x > zero, one, T.keep(tirx.Select(T.is_nan(x, kind, lanes), x, T.keep(sign))))
         case "sqrt":
             return tirx.sqrt(x)
     if kind == "float32" and name in _FLOAT32_MATH:
@@ -171,7 +155,7 @@ def _float(
 
 
 def _in_double(name: str, values: list[Expr], kind: str, lanes: int, careful: bool) -> Expr:
-    wide = [keep(convert(value, kind, "float64", lanes)) for value in values]
+    wide = [T.keep(T.convert(value, kind, "float64", lanes)) for value in values]
     match name:
         case "pow":
             result = float64_math.power(wide[0], wide[1], lanes)
@@ -179,13 +163,13 @@ def _in_double(name: str, values: list[Expr], kind: str, lanes: int, careful: bo
             result = _DOUBTFUL[name](*wide, lanes, careful)
         case _:
             result = float64_math.UNARY[name](wide[0], lanes)
-    return convert(result, "float64", kind, lanes)
+    return T.convert(result, "float64", kind, lanes)
 
 
 def _extreme(name: str, a: Expr, b: Expr, kind: str, lanes: int) -> Expr:
     """Maximum or minimum; NaN if either is: of two numbers that cannot be compared, TVM's take the second."""
     found = tirx.Max(a, b) if name == "max" else tirx.Min(a, b)
-    return tirx.Select(is_nan(a, kind, lanes), a, keep(found))
+    return tirx.Select(T.is_nan(a, kind, lanes), a, T.keep(found))
 
 
 def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
@@ -197,7 +181,7 @@ def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
         return _BITS[name](x, values[1])
     if name in _ROUNDINGS:
         return x
-    zero = constant(0, lanes, dtype)
+    zero = T.constant(0, lanes, dtype)
     match name:
         case "div":
             return _quotient(x, values[1], dtype, lanes)
@@ -212,10 +196,10 @@ def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
         case "neg":
             return tirx.Sub(zero, x)
         case "abs":
-            return tirx.Select(x < zero, keep(tirx.Sub(zero, x)), x) if signed else x
+            return tirx.Select(x < zero, T.keep(tirx.Sub(zero, x)), x) if signed else x
         case "sign":
-            below = constant(-1, lanes, dtype) if signed else zero
-            return tirx.Select(x > zero, constant(1, lanes, dtype), keep(tirx.Select(x < zero, below, zero)))
+            below = T.constant(-1, lanes, dtype) if signed else zero
+            return tirx.Select(x > zero, T.constant(1, lanes, dtype), T.keep(tirx.Select(x < zero, below, zero)))
         case "bit_not":
             return tirx.bitwise_not(x)
         case "shift_left" | "shift_right":
@@ -225,23 +209,23 @@ def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
 
 def undivided(check: Check, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
     """1 where x / y is what the check is for, else 0."""
-    one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
+    one, zero = T.constant(1, lanes, dtype), T.constant(0, lanes, dtype)
     if check == "zero":
-        return keep(tirx.Select(tirx.EQ(y, zero), one, zero))
-    least, minus = constant(np.iinfo(dtype).min, lanes, dtype), constant(-1, lanes, dtype)
-    return keep(tirx.Select(tirx.And(tirx.EQ(x, least), tirx.EQ(y, minus)), one, zero))
+        return T.keep(tirx.Select(tirx.EQ(y, zero), one, zero))
+    least, minus = T.constant(np.iinfo(dtype).min, lanes, dtype), T.constant(-1, lanes, dtype)
+    return T.keep(tirx.Select(tirx.And(tirx.EQ(x, least), tirx.EQ(y, minus)), one, zero))
 
 
 def _quotient(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
     """x / y towards zero. What a processor traps on is computed otherwise: x / 0 is 0, x / -1 is -x."""
-    zero, one = constant(0, lanes, dtype), constant(1, lanes, dtype)
+    zero, one = T.constant(0, lanes, dtype), T.constant(1, lanes, dtype)
     nothing = tirx.EQ(y, zero)
     if np.iinfo(dtype).min == 0:
         return tirx.Select(nothing, zero, _divided(x, tirx.Select(nothing, one, y), dtype, lanes))
-    minus = tirx.EQ(y, constant(-1, lanes, dtype))
-    safe = keep(tirx.Select(tirx.Or(nothing, minus), one, y))
-    result = tirx.Select(minus, keep(tirx.Sub(zero, x)), _divided(x, safe, dtype, lanes))
-    return tirx.Select(nothing, zero, keep(result))
+    minus = tirx.EQ(y, T.constant(-1, lanes, dtype))
+    safe = T.keep(tirx.Select(tirx.Or(nothing, minus), one, y))
+    result = tirx.Select(minus, T.keep(tirx.Sub(zero, x)), _divided(x, safe, dtype, lanes))
+    return tirx.Select(nothing, zero, T.keep(result))
 
 
 def _divided(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
@@ -251,12 +235,12 @@ def _divided(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
 
 def _remainder(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
     """The rest of the division towards zero (fmod), or, with y's sign, of that towards -infinity. x mod 0 is x."""
-    rest = keep(tirx.Sub(x, tirx.Mul(_quotient(x, y, dtype, lanes), y)))
+    rest = T.keep(tirx.Sub(x, tirx.Mul(_quotient(x, y, dtype, lanes), y)))
     if name == "fmod" or np.iinfo(dtype).min == 0:
         return rest
-    zero = constant(0, lanes, dtype)
-    other = tirx.And(tirx.NE(rest, zero), keep(tirx.bitwise_xor(rest, y)) < zero)  # signs differ
-    return tirx.Select(other, keep(tirx.Add(rest, y)), rest)
+    zero = T.constant(0, lanes, dtype)
+    other = tirx.And(tirx.NE(rest, zero), T.keep(tirx.bitwise_xor(rest, y)) < zero)  # signs differ
+    return tirx.Select(other, T.keep(tirx.Add(rest, y)), rest)
 
 
 def _power(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
@@ -264,23 +248,23 @@ def _power(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
 
     A negative exponent gives 0, but of 0 what infinity is cut to, and of 1 and -1.
     """
-    one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
+    one, zero = T.constant(1, lanes, dtype), T.constant(0, lanes, dtype)
     # From 2^6 on all but 0, 1 and -1 overflow, of which only the exponent's lowest bit matters.
-    limit = constant(62, lanes, dtype)
-    count = keep(tirx.abs(y) if np.iinfo(dtype).min < 0 else y)
-    count = keep(tirx.Select(count > limit, keep(limit + (count & one)), count))
-    result = Register(lanes, constant(1.0, lanes, "float64"), "float64")
-    base = Register(lanes, convert(x, dtype, "float64", lanes), "float64")
+    limit = T.constant(62, lanes, dtype)
+    count = T.keep(tirx.abs(y) if np.iinfo(dtype).min < 0 else y)
+    count = T.keep(tirx.Select(count > limit, T.keep(limit + (count & one)), count))
+    result = Register(lanes, T.constant(1.0, lanes, "float64"), "float64")
+    base = Register(lanes, T.convert(x, dtype, "float64", lanes), "float64")
     for bit in range(6):
-        taken = tirx.NE(count & constant(1 << bit, lanes, dtype), zero)
+        taken = tirx.NE(count & T.constant(1 << bit, lanes, dtype), zero)
         result.set(tirx.Select(taken, result.value * base.value, result.value))
         base.set(base.value * base.value)
-    cut = convert(result.value, "float64", dtype, lanes)
+    cut = T.convert(result.value, "float64", dtype, lanes)
     if np.iinfo(dtype).min == 0:
         return cut
-    unit = tirx.Or(tirx.EQ(x, one), tirx.EQ(x, constant(-1, lanes, dtype)))
-    infinite = convert(constant(float("inf"), lanes, "float64"), "float64", dtype, lanes)
-    inverse = keep(tirx.Select(tirx.EQ(x, zero), infinite, zero))
+    unit = tirx.Or(tirx.EQ(x, one), tirx.EQ(x, T.constant(-1, lanes, dtype)))
+    infinite = T.convert(T.constant(float("inf"), lanes, "float64"), "float64", dtype, lanes)
+    inverse = T.keep(tirx.Select(tirx.EQ(x, zero), infinite, zero))
     return tirx.Select(tirx.Or(y >= zero, unit), cut, inverse)
 
 
@@ -288,11 +272,11 @@ def _shift(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
     """By as many bits as there are, by more, or by fewer than none, everything is shifted out; what comes in is 0 or,
     from the left of a negative number, 1.
     """
-    bits, zero = np.iinfo(dtype).bits, constant(0, lanes, dtype)
-    inside = tirx.And(y >= zero, y < constant(bits, lanes, dtype))
-    count = keep(tirx.Select(inside, y, zero))
-    moved = keep(x << count if name == "shift_left" else x >> count)
+    bits, zero = np.iinfo(dtype).bits, T.constant(0, lanes, dtype)
+    inside = tirx.And(y >= zero, y < T.constant(bits, lanes, dtype))
+    count = T.keep(tirx.Select(inside, y, zero))
+    moved = T.keep(x << count if name == "shift_left" else x >> count)
     if name == "shift_left" or np.iinfo(dtype).min == 0:
         return tirx.Select(inside, moved, zero)
-    emptied = keep(tirx.Select(x < zero, constant(-1, lanes, dtype), zero))
+    emptied = T.keep(tirx.Select(x < zero, T.constant(-1, lanes, dtype), zero))
     return tirx.Select(inside, moved, emptied)

@@ -17,21 +17,8 @@ from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackSpec, SequencePackSpec, UnpackSpec
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    at_most,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    one_by_one,
-    repeat,
-    store,
-    strided,
-    transposed,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Band,
@@ -95,7 +82,7 @@ def emit(spec: PackSpec | UnpackSpec, plan: KernelPlan, target: TargetSpec, symb
 
     plain = spec.channels * spec.height * spec.width
     sizes = (image.elements, plain) if isinstance(spec, UnpackSpec) else (plain, image.elements)
-    return kernel(symbol, [Argument("x", sizes[0]), Argument("y", sizes[1])], task)
+    return T.kernel(symbol, [Argument("x", sizes[0]), Argument("y", sizes[1])], task)
 
 
 def _copy_line(image: Image, buffers: tuple[Buffer, ...], plane: Expr, row: Expr, lanes: int) -> None:
@@ -105,9 +92,9 @@ def _copy_line(image: Image, buffers: tuple[Buffer, ...], plane: Expr, row: Expr
     into = plane * image.plane + image.origin + row * image.row
     whole, rest = divmod(image.width, lanes)
     if whole:
-        repeat(whole, lambda i: store(y, into + i * lanes, x[lanes_at(source + i * lanes, lanes)], lanes))
+        T.repeat(whole, lambda i: T.store(y, into + i * lanes, x[T.lanes_at(source + i * lanes, lanes)], lanes))
     after = whole * lanes
-    one_by_one(rest, lambda i: store(y, into + after + i, x[source + after + i], 1))
+    T.one_by_one(rest, lambda i: T.store(y, into + after + i, x[source + after + i], 1))
 
 
 def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block: Expr, row: Expr) -> None:
@@ -118,20 +105,20 @@ def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block:
     def square(column: Expr, channels: int) -> None:
         source = block * (lanes * step) + row * spec.width + column
         into = block * image.plane + image.origin + row * image.row + column * lanes
-        rows = [x[lanes_at(source + lane * step, lanes)] for lane in range(channels)]
-        rows += [constant(0.0, lanes)] * (lanes - channels)
-        for i, pixel in enumerate(transposed(rows)):
-            store(y, into + i * lanes, pixel, lanes)
+        rows = [x[T.lanes_at(source + lane * step, lanes)] for lane in range(channels)]
+        rows += [T.constant(0.0, lanes)] * (lanes - channels)
+        for i, pixel in enumerate(T.transposed(rows)):
+            T.store(y, into + i * lanes, pixel, lanes)
 
     def pixel(column: Expr, channels: int) -> None:
         source = block * (lanes * step) + row * spec.width + column
         into = block * image.plane + image.origin + row * image.row + column * lanes
         if channels == lanes:
-            store(y, into, x[strided(source, step, lanes)], lanes)
+            T.store(y, into, x[T.strided(source, step, lanes)], lanes)
             return
         for lane in range(lanes):
             value = x[source + lane * step] if lane < channels else tirx.const(0.0, "float32")
-            store(y, into + lane, value, 1)
+            T.store(y, into + lane, value, 1)
 
     _each_square(image, block, square, pixel)
 
@@ -146,18 +133,18 @@ def _unpack_line(spec: UnpackSpec, image: Image, buffers: tuple[Buffer, ...], bl
     def square(column: Expr, channels: int) -> None:
         source = block * image.plane + image.origin + row * image.row + column * lanes
         into = block * (lanes * step) + row * spec.width + column
-        rows = [x[lanes_at(source + i * lanes, lanes)] for i in range(lanes)]
-        for lane, line in enumerate(transposed(rows)[:channels]):
-            store(y, into + lane * step, line, lanes)
+        rows = [x[T.lanes_at(source + i * lanes, lanes)] for i in range(lanes)]
+        for lane, line in enumerate(T.transposed(rows)[:channels]):
+            T.store(y, into + lane * step, line, lanes)
 
     def pixel(column: Expr, channels: int) -> None:
         source = block * image.plane + image.origin + row * image.row + column * lanes
         into = block * (lanes * step) + (row * spec.width + column) * pixel_step
         if channels == lanes:
-            store(y, into, x[lanes_at(source, lanes)], lanes, step)
+            T.store(y, into, x[T.lanes_at(source, lanes)], lanes, step)
             return
         for lane in range(channels):
-            store(y, into + lane * step, x[source + lane], 1)
+            T.store(y, into + lane * step, x[source + lane], 1)
 
     _each_square(image, block, pixel if spec.channels_last else square, pixel)
 
@@ -175,11 +162,11 @@ def _each_square(image: Image, block: Expr, square: Place, pixel: Place) -> None
 
     def line(channels: int) -> None:
         if narrow:
-            repeat(image.width, lambda column: pixel(column, channels))
+            T.repeat(image.width, lambda column: pixel(column, channels))
             return
         last = image.width - image.lanes
         count = -(-image.width // image.lanes)
-        repeat(count, lambda index: square(at_most(index * image.lanes, last), channels))
+        T.repeat(count, lambda index: square(T.at_most(index * image.lanes, last), channels))
 
     _either_block(block, whole, rest, partial(line, image.lanes), partial(line, int(rest)))
 
@@ -191,7 +178,7 @@ def _either_block(block: Expr, whole: int, rest: int, full: Any, partial: Any) -
     elif not whole:
         partial()
     else:
-        either(block < whole, full, partial)
+        T.either(block < whole, full, partial)
 
 
 def _blocked(spec: SequencePackSpec, target: TargetSpec) -> Image:
@@ -218,7 +205,7 @@ def sequence_emit(spec: SequencePackSpec, plan: KernelPlan, target: TargetSpec, 
 
     plain = (spec.positions - 1) * spec.position_stride + spec.channels
     sizes = (image.elements, plain) if spec.unpack else (plain, image.elements)
-    return kernel(symbol, [Argument("x", sizes[0]), Argument("y", sizes[1])], task)
+    return T.kernel(symbol, [Argument("x", sizes[0]), Argument("y", sizes[1])], task)
 
 
 def _band(
@@ -235,7 +222,9 @@ def _band(
                 (block * image.plane) + position * image.lanes,
             )
             full = partial(_move_vector, spec, image.lanes, buffers, places)
-            either(block < whole if rest else True, full, partial(_move_rest, spec, image.lanes, rest, buffers, places))
+            T.either(
+                block < whole if rest else True, full, partial(_move_rest, spec, image.lanes, rest, buffers, places)
+            )
 
     cut.each(number, 1, positions)
 
@@ -243,7 +232,7 @@ def _band(
 def _move_vector(spec: SequencePackSpec, lanes: int, buffers: tuple[Buffer, ...], places: tuple[Expr, Expr]) -> None:
     x, y = buffers
     source, into = places[::-1] if spec.unpack else places
-    store(y, into, x[lanes_at(source, lanes)], lanes)
+    T.store(y, into, x[T.lanes_at(source, lanes)], lanes)
 
 
 def _move_rest(
@@ -253,6 +242,6 @@ def _move_rest(
     x, y = buffers
     source, into = places[::-1] if spec.unpack else places
     for lane in range(count):
-        store(y, into + lane, x[source + lane], 1)
+        T.store(y, into + lane, x[source + lane], 1)
     for lane in range(count, 0 if spec.unpack else lanes):
-        store(y, into + lane, constant(0.0, 1), 1)
+        T.store(y, into + lane, T.constant(0.0, 1), 1)

@@ -15,28 +15,8 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import is_constant
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    kernel,
-    lane_sum,
-    lanes_at,
-    one_by_one,
-    prefetch,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-    strided,
-    transposed,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Band,
@@ -92,8 +72,8 @@ class Matrix:
         """Where the matrix with a number begins."""
         origin: Expr = 0
         for length, stride in zip(reversed(batch_shape), reversed(self.batch), strict=True):
-            origin = origin + remainder(number, length) * stride
-            number = quotient(number, length)
+            origin = origin + T.remainder(number, length) * stride
+            number = T.quotient(number, length)
         return origin
 
     def reach(self, shape: tuple[int, int], batch_shape: Sequence[int]) -> int:
@@ -238,8 +218,8 @@ def emit(spec: MatMulSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
         operands = (second, first, y) if layout.swapped else buffers
 
         def panel(plane: Expr, first_band: Expr) -> None:
-            batch, index = quotient(plane, layout.panels), remainder(plane, layout.panels)
-            origins = [bind(matrix.origin(batch, spec.batch_shape)) for matrix in layout.matrices]
+            batch, index = T.quotient(plane, layout.panels), T.remainder(plane, layout.panels)
+            origins = [T.bind(matrix.origin(batch, spec.batch_shape)) for matrix in layout.matrices]
 
             def write(first: Expr, columns: int) -> None:
                 if layout.dots:
@@ -252,7 +232,7 @@ def emit(spec: MatMulSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
 
         tasks.each_group(number, panel)
 
-    return kernel(symbol, [Argument(*pair) for pair in zip("aby", layout.elements, strict=True)], task)
+    return T.kernel(symbol, [Argument(*pair) for pair in zip("aby", layout.elements, strict=True)], task)
 
 
 class Panel:
@@ -301,7 +281,7 @@ class Panel:
 
         longest = max(block.width for block in blocks)
         longest = longest if is_constant(longest) else INNER  # so that one kernel serves all
-        self._panel = None if in_place else scratch(longest * self._width)
+        self._panel = None if in_place else T.scratch(longest * self._width)
         if pieces > 1:
             cut.each(first_band, bands, clear)
         each_tile(blocks, block)
@@ -312,37 +292,37 @@ class Panel:
 
     def _put(self, inner: Expr, vector: int, value: Expr) -> None:
         """Into the panel, times `scale`."""
-        scaled = value * constant(self._spec.scale, self._lanes) if self._spec.scale != 1 else value
-        store(self._panel, inner * self._width + vector * self._lanes, scaled, self._lanes)
+        scaled = value * T.constant(self._spec.scale, self._lanes) if self._spec.scale != 1 else value
+        T.store(self._panel, inner * self._width + vector * self._lanes, scaled, self._lanes)
 
     def _pack(self, first: Expr, count: int) -> None:
         """`count` rows of B from number `first`."""
         lanes, whole = self._lanes, count // self._lanes
         if self._b_matrix.row == 1 and self._b_matrix.column != 1 and whole:
-            repeat(whole, lambda i: self._pack_square(first, i * lanes))
+            T.repeat(whole, lambda i: self._pack_square(first, i * lanes))
             if not is_constant(count) or count % lanes:
-                repeat(count % lanes, lambda i: self._pack_row(first, whole * lanes + i))
+                T.repeat(count % lanes, lambda i: self._pack_row(first, whole * lanes + i))
         else:
-            repeat(count, lambda i: self._pack_row(first, i))
+            T.repeat(count, lambda i: self._pack_row(first, i))
 
     def _pack_row(self, first: Expr, inner: Expr) -> None:
         lanes = self._lanes
         for j in range(self._vectors):
             if self._b_matrix.column == 1 and (j + 1) * lanes <= self._columns:
-                self._put(inner, j, self._b[lanes_at(self._b_at(first + inner, j * lanes), lanes)])
+                self._put(inner, j, self._b[T.lanes_at(self._b_at(first + inner, j * lanes), lanes)])
                 continue
-            numbers = Register(lanes, constant(0.0, lanes))
+            numbers = Register(lanes, T.constant(0.0, lanes))
             for i in range(lanes):
-                numbers.set_lane(i, self._b[self._b_at(first + inner, at_most(j * lanes + i, self._columns - 1))])
+                numbers.set_lane(i, self._b[self._b_at(first + inner, T.at_most(j * lanes + i, self._columns - 1))])
             self._put(inner, j, numbers.value)
 
     def _pack_square(self, first: Expr, inner: Expr) -> None:
         """As many rows as a vector has lanes, of a matrix whose columns are contiguous."""
         lanes = self._lanes
         for j in range(self._vectors):
-            columns = [at_most(j * lanes + i, self._columns - 1) for i in range(lanes)]
-            loaded = [self._b[lanes_at(self._b_at(first + inner, column), lanes)] for column in columns]
-            for i, row in enumerate(transposed(loaded)):
+            columns = [T.at_most(j * lanes + i, self._columns - 1) for i in range(lanes)]
+            loaded = [self._b[T.lanes_at(self._b_at(first + inner, column), lanes)] for column in columns]
+            for i, row in enumerate(T.transposed(loaded)):
                 self._put(inner + i, j, row)
 
     def _tiles(self, row: Expr, count: int, inner: tuple[Expr, int], groups: Sequence[range], accumulate: bool) -> None:
@@ -377,7 +357,7 @@ class Panel:
         for i, totals in enumerate(sums):
             for j, total in zip(group, totals, strict=True):
                 if self._panel is None and self._spec.scale != 1:
-                    total.set(total.value * constant(self._spec.scale, lanes))
+                    total.set(total.value * T.constant(self._spec.scale, lanes))
                 self._store(row + i, j, total)
 
     def _conflicts(self, count: int, length: int) -> bool:
@@ -389,28 +369,28 @@ class Panel:
     def _copied(self, base: Expr, count: int, length: int) -> tuple[Buffer, int]:
         """A copy of a tile of rows, and how far apart they are there. The next tile is asked for meanwhile."""
         lanes, step = self._lanes, length + MOST_LANES
-        copy = scratch(count * step)
+        copy = T.scratch(count * step)
         whole, rest = divmod(length, lanes)
         for i in range(count):
             source = base + i * self._a_matrix.row
-            repeat(whole, partial(self._copy, copy, i * step, source, lanes, lanes))
+            T.repeat(whole, partial(self._copy, copy, i * step, source, lanes, lanes))
             ahead = source + count * self._a_matrix.row
-            repeat(whole, partial(self._ask, ahead))
+            T.repeat(whole, partial(self._ask, ahead))
             if rest:
                 last = whole * lanes
-                repeat(rest, partial(self._copy, copy, i * step + last, source + last, 1, 1))
+                T.repeat(rest, partial(self._copy, copy, i * step + last, source + last, 1, 1))
         return copy, step
 
     def _ask(self, ahead: Expr, index: Expr) -> None:
-        prefetch(self._a, ahead + index * self._lanes)
+        T.prefetch(self._a, ahead + index * self._lanes)
 
     def _copy(self, copy: Buffer, into: int, source: Expr, step: int, lanes: int, index: Expr) -> None:
-        store(copy, into + index * step, self._a[lanes_at(source + index * step, lanes)], lanes)
+        T.store(copy, into + index * step, self._a[T.lanes_at(source + index * step, lanes)], lanes)
 
     def _vector(self, k: Expr, j: int) -> Expr:
         if self._panel is None:
-            return self._b[lanes_at(self._b_at(k, j * self._lanes), self._lanes)]
-        return self._panel[lanes_at(k * self._width + j * self._lanes, self._lanes)]
+            return self._b[T.lanes_at(self._b_at(k, j * self._lanes), self._lanes)]
+        return self._panel[T.lanes_at(k * self._width + j * self._lanes, self._lanes)]
 
     def _y_at(self, row: Expr, column: int) -> Expr:
         return self._y_origin + row * self._y_matrix.row + (self._first + column) * self._y_matrix.column
@@ -420,7 +400,7 @@ class Panel:
         return min(self._lanes, self._columns - j * self._lanes)
 
     def _clear(self, row: Expr, count: int) -> None:
-        zero = Register(self._lanes, constant(0.0, self._lanes))
+        zero = Register(self._lanes, T.constant(0.0, self._lanes))
         for i in range(count):
             for j in range(self._vectors):
                 self._store(row + i, j, zero)
@@ -432,19 +412,19 @@ class Panel:
             for j, total in zip(group, totals, strict=True):
                 place = self._y_at(row + i, j * self._lanes)
                 if self._used(j) == self._lanes:
-                    total.set(self._y[strided(place, step, self._lanes)])
+                    total.set(self._y[T.strided(place, step, self._lanes)])
                 else:
-                    part = Register(self._lanes, constant(0.0, self._lanes))
-                    one_by_one(self._used(j), partial(self._load_lane, part, place))
+                    part = Register(self._lanes, T.constant(0.0, self._lanes))
+                    T.one_by_one(self._used(j), partial(self._load_lane, part, place))
                     total.set(part.value)
 
     def _store(self, row: Expr, j: int, total: Register) -> None:
         step, place = self._y_matrix.column, self._y_at(row, j * self._lanes)
         if self._used(j) == self._lanes:
-            store(self._y, place, total.value, self._lanes, step)
+            T.store(self._y, place, total.value, self._lanes, step)
         else:
             part = Register(self._lanes, total.value)  # lanes of a register that is read one by one are in memory
-            one_by_one(self._used(j), lambda lane: store(self._y, place + lane * step, part.lane(lane), 1))
+            T.one_by_one(self._used(j), lambda lane: T.store(self._y, place + lane * step, part.lane(lane), 1))
 
     def _load_lane(self, part: Register, place: Expr, lane: Expr) -> None:
         part.set_lane(lane, self._y[place + lane * self._y_matrix.column])
@@ -479,24 +459,24 @@ class Dots:
         lanes, (whole, rest) = self._lanes, divmod(self._spec.inner, self._lanes)
         a_places = [self._a_origin + i * self._a_matrix.row for i in range(self._rows)]
         b_places = [self._b_origin + (first + start + j) * self._b_matrix.column for j in range(count)]
-        wide = [[Register(lanes, constant(0.0, lanes)) for _ in b_places] for _ in a_places]
-        single = [[Register(1, constant(0.0, 1)) for _ in b_places] for _ in a_places]
+        wide = [[Register(lanes, T.constant(0.0, lanes)) for _ in b_places] for _ in a_places]
+        single = [[Register(1, T.constant(0.0, 1)) for _ in b_places] for _ in a_places]
 
         def add(sums: list[list[Register]], k: Expr, width: int) -> None:
-            columns = [self._b[lanes_at(place + k, width)] for place in b_places]
+            columns = [self._b[T.lanes_at(place + k, width)] for place in b_places]
             for place, totals in zip(a_places, sums, strict=True):
-                row = self._a[lanes_at(place + k, width)]
+                row = self._a[T.lanes_at(place + k, width)]
                 for total, column in zip(totals, columns, strict=True):
                     total.add(row * column)
 
         unrolled(whole, lambda k: add(wide, k * lanes, lanes))
         if rest:
-            repeat(rest, lambda k: add(single, whole * lanes + k, 1))
+            T.repeat(rest, lambda k: add(single, whole * lanes + k, 1))
         for i, (totals, tails) in enumerate(zip(wide, single, strict=True)):
             for j, (total, tail) in enumerate(zip(totals, tails, strict=True)):
                 place = self._y_origin + i * self._y_matrix.row + (first + start + j) * self._y_matrix.column
-                value = lane_sum(total, lanes) + tail.value
-                store(self._y, place, value * constant(self._spec.scale, 1), 1)
+                value = T.lane_sum(total, lanes) + tail.value
+                T.store(self._y, place, value * T.constant(self._spec.scale, 1), 1)
 
 
 def most_numbers(target: TargetSpec, vectors: int) -> int:
@@ -507,7 +487,7 @@ def most_numbers(target: TargetSpec, vectors: int) -> int:
 
 def zero_sums(numbers: int, vectors: int, lanes: int) -> Sums:
     """A tile of zeros."""
-    return [[Register(lanes, constant(0.0, lanes)) for _ in range(vectors)] for _ in range(numbers)]
+    return [[Register(lanes, T.constant(0.0, lanes)) for _ in range(vectors)] for _ in range(numbers)]
 
 
 def multiply_add(
@@ -518,9 +498,9 @@ def multiply_add(
     add: MultiplyAdd = lambda total, a, b: total + a * b,
 ) -> None:
     """Add every number times every vector, by an instruction for numbers of this kind."""
-    vectors = [bind(vector) for vector in vectors]
+    vectors = [T.bind(vector) for vector in vectors]
     for row, number in zip(sums, numbers, strict=True):
-        spread = splat(number, lanes)
+        spread = T.splat(number, lanes)
         for total, vector in zip(row, vectors, strict=True):
             total.set(add(total.value, spread, vector))
 
@@ -534,5 +514,5 @@ def unrolled(count: int, body: Callable[[Expr], None]) -> None:
             body(index * UNROLLED + u)
 
     if whole:
-        repeat(whole, some)
-    one_by_one(rest, lambda i: body(whole * UNROLLED + i))
+        T.repeat(whole, some)
+    T.one_by_one(rest, lambda i: body(whole * UNROLLED + i))

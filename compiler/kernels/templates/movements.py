@@ -25,29 +25,8 @@ from gangway.compiler.kernels.plain_specs import (
     ZerosSpec,
 )
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    REFUSED,
-    Argument,
-    Buffer,
-    Expr,
-    at_least,
-    at_most,
-    bind,
-    checked_index,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    memory_dtype,
-    one_by_one,
-    quotient,
-    remainder,
-    repeat,
-    splat,
-    store,
-    strided,
-    when,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 
 MOST_ELEMENTS = 1 << 31  # beyond, indices of elements would not be 32-bit integers
@@ -89,31 +68,31 @@ def copy_emit(spec: CopySpec, plan: KernelPlan, target: TargetSpec, symbol: str)
         def line(index: Expr) -> None:
             rest, source, into = number * per_task + index, 0, 0
             for axis_length, axis_source, axis_into in reversed(outer):
-                position = remainder(rest, axis_length)
-                rest = quotient(rest, axis_length)
+                position = T.remainder(rest, axis_length)
+                rest = T.quotient(rest, axis_length)
                 source, into = source + position * axis_source, into + position * axis_into
             whole, single = divmod(length, lanes)
 
             def vector(step: Expr) -> None:
                 first = step * lanes
-                value = x[strided(source + first * source_step, source_step, lanes)]
-                store(y, into + first * into_step, value, lanes, into_step)
+                value = x[T.strided(source + first * source_step, source_step, lanes)]
+                T.store(y, into + first * into_step, value, lanes, into_step)
 
             if whole:
-                repeat(whole, vector)
+                T.repeat(whole, vector)
 
             def number_at(index: Expr) -> None:
                 column = whole * lanes + index
-                store(y, into + column * into_step, x[source + column * source_step], 1)
+                T.store(y, into + column * into_step, x[source + column * source_step], 1)
 
-            one_by_one(single, number_at)
+            T.one_by_one(single, number_at)
 
-        repeat(at_most(per_task, lines - number * per_task), line)
+        T.repeat(T.at_most(per_task, lines - number * per_task), line)
 
     # How far the two tensors reach; they may be parts of larger ones.
     reach = [1 + sum((axis[0] - 1) * axis[side] for axis in _axes(spec)) for side in (1, 2)]
-    return kernel(
-        symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
+    return T.kernel(
+        symbol, [Argument(name, size, T.memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
     )
 
 
@@ -129,12 +108,12 @@ def zeros_emit(spec: ZerosSpec, plan: KernelPlan, target: TargetSpec, symbol: st
         stamp, zeros = buffers
 
         def renew() -> None:
-            repeat(spec.words, lambda i: store(zeros, i, constant(0, 1, "int32"), 1))
-            store(stamp, 0, constant(0, 1, "int32") + expression(spec.stamp), 1)
+            T.repeat(spec.words, lambda i: T.store(zeros, i, T.constant(0, 1, "int32"), 1))
+            T.store(stamp, 0, T.constant(0, 1, "int32") + expression(spec.stamp), 1)
 
-        when(stamp[0] != expression(spec.stamp), renew)
+        T.when(stamp[0] != expression(spec.stamp), renew)
 
-    return kernel(symbol, [Argument("stamp", 1, "int32"), Argument("zeros", spec.words, "int32")], task)
+    return T.kernel(symbol, [Argument("stamp", 1, "int32"), Argument("zeros", spec.words, "int32")], task)
 
 
 def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -159,8 +138,8 @@ def remap_emit(spec: RemapSpec, plan: KernelPlan, target: TargetSpec, symbol: st
             into = (number * per_task + index) * spec.length
             rest, entries = number * per_task + index, []
             for begin, length in reversed(list(zip(begins, spec.outer, strict=False))):
-                entries.append(bind(table[begin + remainder(rest, length)]))
-                rest = quotient(rest, length)
+                entries.append(T.bind(table[begin + T.remainder(rest, length)]))
+                rest = T.quotient(rest, length)
             least = entries[0] if entries else tirx.const(0, "int32")
             for entry in entries[1:]:
                 least = tirx.Min(least, entry)
@@ -173,13 +152,13 @@ def remap_emit(spec: RemapSpec, plan: KernelPlan, target: TargetSpec, symbol: st
             def filled() -> None:
                 _fill(spec, spec.length, target.lanes, y, into)
 
-            either(least >= 0, moved, filled)
+            T.either(least >= 0, moved, filled)
 
-        repeat(at_most(per_task, lines - number * per_task), line)
+        T.repeat(T.at_most(per_task, lines - number * per_task), line)
 
-    dtype = memory_dtype(spec.dtype)
+    dtype = T.memory_dtype(spec.dtype)
     arguments = [Argument("x", spec.reach, dtype), Argument("table", max(1, spec.table), "int32")]
-    return kernel(symbol, [*arguments, Argument("y", lines * spec.length, dtype)], task)
+    return T.kernel(symbol, [*arguments, Argument("y", lines * spec.length, dtype)], task)
 
 
 def _constant(spec: RemapSpec) -> Expr:
@@ -187,15 +166,15 @@ def _constant(spec: RemapSpec) -> Expr:
         return tirx.const(int(np.float16(spec.fill).view(np.uint16)), "uint16")
     if spec.dtype == "bfloat16":
         return tirx.const(int(np.float32(spec.fill).view(np.uint32)) >> 16, "uint16")
-    return tirx.const(spec.fill, memory_dtype(spec.dtype))
+    return tirx.const(spec.fill, T.memory_dtype(spec.dtype))
 
 
 def _fill(spec: RemapSpec, length: int, lanes: int, y: Buffer, into: Expr) -> None:
     whole, rest = divmod(length, lanes)
     if whole:
-        repeat(whole, lambda step: store(y, into + step * lanes, splat(_constant(spec), lanes), lanes))
+        T.repeat(whole, lambda step: T.store(y, into + step * lanes, T.splat(_constant(spec), lanes), lanes))
     for place in range(length - rest, length):
-        store(y, into + place, _constant(spec), 1)
+        T.store(y, into + place, _constant(spec), 1)
 
 
 def _segment(
@@ -209,24 +188,24 @@ def _segment(
     if segment.kind == "table":
 
         def number(place: Expr) -> None:
-            entry = bind(table[segment.source + place])
-            found = x[at_least(base + entry, 0)]
-            store(y, into + place, tirx.Select(entry >= 0, found, _constant(spec)), 1)
+            entry = T.bind(table[segment.source + place])
+            found = x[T.at_least(base + entry, 0)]
+            T.store(y, into + place, tirx.Select(entry >= 0, found, _constant(spec)), 1)
 
-        repeat(segment.length, number)
+        T.repeat(segment.length, number)
         return
     whole, rest = divmod(segment.length, lanes)
     first, step = base + segment.source, segment.step
 
     def vector(index: Expr) -> None:
         source = first + index * (lanes * step)
-        value = splat(x[source], lanes) if step == 0 else x[strided(source, step, lanes)]
-        store(y, into + index * lanes, value, lanes)
+        value = T.splat(x[source], lanes) if step == 0 else x[T.strided(source, step, lanes)]
+        T.store(y, into + index * lanes, value, lanes)
 
     if whole:
-        repeat(whole, vector)
+        T.repeat(whole, vector)
     for place in range(segment.length - rest, segment.length):
-        store(y, into + place, x[first + place * step], 1)
+        T.store(y, into + place, x[first + place * step], 1)
 
 
 def gather_candidates(spec: GatherSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -249,22 +228,22 @@ def gather_emit(spec: GatherSpec, plan: KernelPlan, target: TargetSpec, symbol: 
 
         def line(index: Expr) -> None:
             line_number = number * per_task + index
-            outer, column = quotient(line_number, spec.count), remainder(line_number, spec.count)
-            picked = checked_index(indices[column], spec.length, spec.index_dtype, refused)
-            source = bind((outer * spec.length + picked) * spec.inner)
+            outer, column = T.quotient(line_number, spec.count), T.remainder(line_number, spec.count)
+            picked = T.checked_index(indices[column], spec.length, spec.index_dtype, refused)
+            source = T.bind((outer * spec.length + picked) * spec.inner)
             into = line_number * spec.inner
             whole, rest = divmod(spec.inner, lanes)
 
             def vector(step: Expr) -> None:
-                store(y, into + step * lanes, data[lanes_at(source + step * lanes, lanes)], lanes)
+                T.store(y, into + step * lanes, data[T.lanes_at(source + step * lanes, lanes)], lanes)
 
             if whole:
-                repeat(whole, vector)
+                T.repeat(whole, vector)
             if rest:
                 first = whole * lanes
-                repeat(rest, lambda i: store(y, into + first + i, data[source + first + i], 1))
+                T.repeat(rest, lambda i: T.store(y, into + first + i, data[source + first + i], 1))
 
-        repeat(at_most(per_task, lines - number * per_task), line)
+        T.repeat(T.at_most(per_task, lines - number * per_task), line)
 
     dtype = f"int{8 * spec.item_bytes}"
     arguments = [
@@ -273,7 +252,7 @@ def gather_emit(spec: GatherSpec, plan: KernelPlan, target: TargetSpec, symbol: 
         Argument("y", lines * spec.inner, dtype),
         REFUSED,
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def gather_places_candidates(spec: GatherPlacesSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -295,25 +274,27 @@ def gather_places_emit(spec: GatherPlacesSpec, plan: KernelPlan, target: TargetS
         def picked(index: Expr) -> Expr:
             """What the indices add to a place."""
             return sum(
-                checked_index(indices[index + item.step], item.length, spec.index_dtype, refused) * item.stride
+                T.checked_index(indices[index + item.step], item.length, spec.index_dtype, refused) * item.stride
                 for item in spec.picked
             )
 
         def line(offset: Expr) -> None:
-            rest = line_number = bind(number * per_task + offset)
+            rest = line_number = T.bind(number * per_task + offset)
             place, index = 0, 0
             for axis in reversed(range(len(spec.shape) - 1)):
-                at, rest = remainder(rest, spec.shape[axis]), quotient(rest, spec.shape[axis])
+                at, rest = T.remainder(rest, spec.shape[axis]), T.quotient(rest, spec.shape[axis])
                 place, index = place + at * spec.strides[axis], index + at * spec.index_strides[axis]
             step, index_step = spec.strides[-1], spec.index_strides[-1]
             into = line_number * length
             if index_step:
-                repeat(length, lambda i: store(y, into + i, data[place + i * step + picked(index + i * index_step)], 1))
+                T.repeat(
+                    length, lambda i: T.store(y, into + i, data[place + i * step + picked(index + i * index_step)], 1)
+                )
             else:
-                begin = bind(place + picked(index))
-                repeat(length, lambda i: store(y, into + i, data[begin + i * step], 1))
+                begin = T.bind(place + picked(index))
+                T.repeat(length, lambda i: T.store(y, into + i, data[begin + i * step], 1))
 
-        repeat(at_most(per_task, lines - number * per_task), line)
+        T.repeat(T.at_most(per_task, lines - number * per_task), line)
 
     dtype = f"int{8 * spec.item_bytes}"
     reach = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
@@ -323,7 +304,7 @@ def gather_places_emit(spec: GatherPlacesSpec, plan: KernelPlan, target: TargetS
         Argument("y", math.prod(spec.shape), dtype),
         REFUSED,
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def scatter_candidates(spec: ScatterSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -338,13 +319,13 @@ def scatter_emit(spec: ScatterSpec, plan: KernelPlan, target: TargetSpec, symbol
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         data, indices, updates, y, refused = buffers
-        repeat(spec.elements, lambda index: store(y, index, data[index], 1))
+        T.repeat(spec.elements, lambda index: T.store(y, index, data[index], 1))
 
         def axis(at: int, update: Expr, place: Expr, index: Expr) -> None:
             """The loops from axis `at` of the updates on."""
             if at < len(spec.shape):
                 stride, inner = math.prod(spec.shape[at + 1 :]), at
-                repeat(
+                T.repeat(
                     spec.shape[at],
                     lambda i: axis(
                         inner + 1,
@@ -356,14 +337,14 @@ def scatter_emit(spec: ScatterSpec, plan: KernelPlan, target: TargetSpec, symbol
                 return
             for picked in spec.picked:
                 read = indices[index + picked.step]
-                place = place + checked_index(read, picked.length, spec.index_dtype, refused) * picked.stride
-            where = bind(place + tirx.const(0, "int32"))
-            store(y, where, _combined(spec, y[where], updates[update]), 1)
+                place = place + T.checked_index(read, picked.length, spec.index_dtype, refused) * picked.stride
+            where = T.bind(place + tirx.const(0, "int32"))
+            T.store(y, where, _combined(spec, y[where], updates[update]), 1)
 
         axis(0, 0, 0, 0)
 
     counts = _index_count(spec), math.prod(spec.shape)
-    number = memory_dtype(spec.dtype)
+    number = T.memory_dtype(spec.dtype)
     arguments = [
         Argument("data", spec.elements, number),
         Argument("indices", counts[0], spec.index_dtype),
@@ -371,7 +352,7 @@ def scatter_emit(spec: ScatterSpec, plan: KernelPlan, target: TargetSpec, symbol
         Argument("y", spec.elements, number),
         REFUSED,
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def _index_count(spec: ScatterSpec) -> int:

@@ -18,27 +18,9 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import SoftmaxSpec
 from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    either,
-    first_lanes,
-    kernel,
-    lane_sum,
-    lanes_at,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import exp, log
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -84,19 +66,19 @@ def softmax_emit(spec: SoftmaxSpec, plan: KernelPlan, target: TargetSpec, symbol
         first = number * count
 
         def piece(index: Expr) -> None:
-            row, part = quotient(first + index, pieces), remainder(first + index, pieces)
+            row, part = T.quotient(first + index, pieces), T.remainder(first + index, pieces)
             line = _Line(spec, target.lanes, buffers, row * (spec.columns * spec.inner) + part * lines)
             if lines == 1:
                 line.along()
             else:
                 whole, rest = divmod(spec.inner, lines)
                 wide = part < whole if whole and rest else bool(whole)
-                either(wide, lambda: line.across(0, lines), lambda: repeat(rest, lambda i: line.across(i, 1)))
+                T.either(wide, lambda: line.across(0, lines), lambda: T.repeat(rest, lambda i: line.across(i, 1)))
 
-        repeat(at_most(count, spec.rows * pieces - first), piece)
+        T.repeat(T.at_most(count, spec.rows * pieces - first), piece)
 
     size = spec.rows * spec.columns * spec.inner
-    return kernel(symbol, [Argument("x", size), Argument("y", size)], task)
+    return T.kernel(symbol, [Argument("x", size), Argument("y", size)], task)
 
 
 @dataclass(frozen=True)
@@ -112,9 +94,9 @@ class _Line:
         """`width` lines from number `first`."""
 
         def each(body: Body) -> None:
-            repeat(self.spec.columns, lambda column: body(column * self.spec.inner + first, width))
+            T.repeat(self.spec.columns, lambda column: body(column * self.spec.inner + first, width))
 
-        most, total = Register(width, constant(float("-inf"), width)), Register(width, constant(0.0, width))
+        most, total = Register(width, T.constant(float("-inf"), width)), Register(width, T.constant(0.0, width))
         each(lambda place, _: most.set(tirx.Max(most.value, self._x(place, width))))
         each(lambda place, _: total.add(self._exponential(place, width, most.value)))
         self._finish(each, lambda _: most.value, total, width)
@@ -125,14 +107,14 @@ class _Line:
         def each(body: Body) -> None:
             whole, rest = divmod(self.spec.columns, self.lanes)
             if whole:
-                repeat(whole, lambda index: body(index * self.lanes, self.lanes))
+                T.repeat(whole, lambda index: body(index * self.lanes, self.lanes))
             if rest:
-                repeat(rest, lambda index: body(whole * self.lanes + index, 1))
+                T.repeat(rest, lambda index: body(whole * self.lanes + index, 1))
 
         most = self._reduced(each, float("-inf"), tirx.Max, self._x)
 
         def top(width: int) -> Expr:
-            return most.value if width == 1 else splat(most.value, width)
+            return most.value if width == 1 else T.splat(most.value, width)
 
         total = self._reduced(
             each, 0.0, lambda a, b: a + b, lambda place, width: self._exponential(place, width, top(width))
@@ -140,42 +122,42 @@ class _Line:
         self._finish(each, top, total, 1)
 
     def _x(self, place: Expr, width: int) -> Expr:
-        return self.buffers[0][lanes_at(self.base + place, width)]
+        return self.buffers[0][T.lanes_at(self.base + place, width)]
 
     def _exponential(self, place: Expr, width: int, most: Expr) -> Expr:
         """Of numbers less the maximum; in y, too, unless their logarithm is wanted."""
         value = exp(self._x(place, width) - most, width)
         if self.spec.logarithm:
             return value
-        store(self.buffers[1], self.base + place, value, width)
-        return self.buffers[1][lanes_at(self.base + place, width)]
+        T.store(self.buffers[1], self.base + place, value, width)
+        return self.buffers[1][T.lanes_at(self.base + place, width)]
 
     def _reduced(
         self, each: Each, start: float, combine: Callable[[Expr, Expr], Expr], value: Callable[[Expr, int], Expr]
     ) -> Register:
         """All numbers of a line combined into one."""
-        wide, single = Register(self.lanes, constant(start, self.lanes)), Register(1, constant(start, 1))
+        wide, single = Register(self.lanes, T.constant(start, self.lanes)), Register(1, T.constant(start, 1))
 
         def step(place: Expr, width: int) -> None:
             total = wide if width > 1 else single
             total.set(combine(total.value, value(place, width)))
 
         each(step)
-        repeat(self.lanes, lambda lane: single.set(combine(single.value, wide.lane(lane))))
+        T.repeat(self.lanes, lambda lane: single.set(combine(single.value, wide.lane(lane))))
         return single
 
     def _finish(self, each: Each, most: Callable[[int], Expr], total: Register, lines: int) -> None:
         """Results from the exponentials in y, or from x; `total` is one number for each of the lines."""
         logarithm, y = self.spec.logarithm, self.buffers[1]
-        share = Register(lines, log(total.value, lines) if logarithm else constant(1.0, lines) / total.value)
+        share = Register(lines, log(total.value, lines) if logarithm else T.constant(1.0, lines) / total.value)
 
         def result(place: Expr, width: int) -> None:
-            factor = share.value if width == lines else splat(share.value, width)
+            factor = share.value if width == lines else T.splat(share.value, width)
             if logarithm:
                 value = self._x(place, width) - most(width) - factor
             else:
-                value = y[lanes_at(self.base + place, width)] * factor
-            store(y, self.base + place, value, width)
+                value = y[T.lanes_at(self.base + place, width)] * factor
+            T.store(y, self.base + place, value, width)
 
         each(result)
 
@@ -226,7 +208,7 @@ def layer_norm_emit(spec: LayerNormSpec, plan: KernelPlan, target: TargetSpec, s
         Argument("shift", vector),
         bf16.stored_argument("y", image.elements, spec.output_layout),
     ]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
+    return T.kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
 
 
 def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], first: Expr, count: int) -> None:
@@ -235,7 +217,7 @@ def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], f
     x = bf16.Blocked(buffers[0], image.plane, spec.input_layout)
     y = bf16.Blocked(buffers[3], image.plane, spec.output_layout)
     lanes, whole = image.lanes, spec.channels // image.lanes
-    local = scratch(image.blocks * count * lanes)
+    local = T.scratch(image.blocks * count * lanes)
 
     def place(block: Expr, i: int) -> Expr:
         return (block * count + i) * lanes
@@ -244,29 +226,29 @@ def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], f
         return (first + i) * lanes
 
     def kept(block: Expr, i: int) -> Expr:
-        return local[lanes_at(place(block, i), lanes)]
+        return local[T.lanes_at(place(block, i), lanes)]
 
     def summed(value: Callable[[Expr, int], Expr], term: Callable[[Expr], Expr]) -> list[Expr]:
         """Put `value(block, i)` into local memory, surplus channels as zeros; the means of `term(value)`."""
-        sums = [Register(lanes, constant(0.0, lanes)) for _ in range(count)]
+        sums = [Register(lanes, T.constant(0.0, lanes)) for _ in range(count)]
 
         def step(block: Expr, channels: int) -> None:
             for i in range(count):
-                number = bind(first_lanes(value(block, i), channels, lanes))
-                store(local, place(block, i), number, lanes)
+                number = T.bind(T.first_lanes(value(block, i), channels, lanes))
+                T.store(local, place(block, i), number, lanes)
                 sums[i].add(term(number))
 
         if whole:
-            repeat(whole, lambda block: step(block, lanes))
+            T.repeat(whole, lambda block: step(block, lanes))
         if spec.channels % lanes:
             step(whole, spec.channels % lanes)
-        return [bind(lane_sum(total, lanes) * constant(1.0 / spec.channels, 1)) for total in sums]
+        return [T.bind(T.lane_sum(total, lanes) * T.constant(1.0 / spec.channels, 1)) for total in sums]
 
     def loaded(block: Expr, i: int) -> Expr:
         return x.load(block, far(i), lanes)
 
     def centred(block: Expr, i: int) -> Expr:
-        return kept(block, i) - splat(means[i], lanes)
+        return kept(block, i) - T.splat(means[i], lanes)
 
     if spec.centred:
         means = summed(loaded, lambda number: number)
@@ -274,12 +256,13 @@ def _normalise(spec: LayerNormSpec, image: Image, buffers: tuple[Buffer, ...], f
     else:
         variances = summed(loaded, lambda number: number * number)
     factors = [
-        bind(splat(constant(1.0, 1) / tirx.sqrt(variance + constant(spec.epsilon, 1)), lanes)) for variance in variances
+        T.bind(T.splat(T.constant(1.0, 1) / tirx.sqrt(variance + T.constant(spec.epsilon, 1)), lanes))
+        for variance in variances
     ]
 
     def normalise(block: Expr) -> None:
-        vector = lanes_at(block * lanes, lanes)
+        vector = T.lanes_at(block * lanes, lanes)
         for i in range(count):
             y.store(block, far(i), kept(block, i) * factors[i] * scale[vector] + shift[vector], lanes)
 
-    repeat(image.blocks, normalise)
+    T.repeat(image.blocks, normalise)

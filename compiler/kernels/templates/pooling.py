@@ -14,23 +14,9 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import Extent, is_constant
 from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.bf16 import words as bf16
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_least,
-    at_most,
-    constant,
-    kernel,
-    quotient,
-    reciprocal,
-    remainder,
-    repeat,
-    splat,
-    store,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
     Image,
@@ -115,11 +101,11 @@ class PoolingAxis:
 
     def first(self, position: Expr) -> Expr:
         """The window's first tap that is not padding."""
-        return at_least(self.pad - position * self.stride, 0)
+        return T.at_least(self.pad - position * self.stride, 0)
 
     def end(self, position: Expr) -> Expr:
         """One past the window's last tap that is not padding."""
-        return at_most(self.limit + self.pad - position * self.stride, self.size)
+        return T.at_most(self.limit + self.pad - position * self.stride, self.size)
 
     def taps(self, position: Expr) -> range:
         """The window's taps that are not padding, at a known position."""
@@ -128,7 +114,7 @@ class PoolingAxis:
 
     def padded(self, position: Expr) -> Expr:
         """Number of the window's taps, those in padding included that counts."""
-        return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
+        return T.at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
 
 
 def windows(spec: PoolSpec, depth: DepthWindow) -> tuple[PoolingAxis, PoolingAxis, PoolingAxis]:
@@ -178,11 +164,13 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
 
         def tile(block: Expr, line_number: Expr, column: Expr, width: int) -> None:
             flat = depth == DepthWindow(1, 1)
-            place, row = (0, line_number) if flat else (quotient(line_number, height), remainder(line_number, height))
+            place, row = (
+                (0, line_number) if flat else (T.quotient(line_number, height), T.remainder(line_number, height))
+            )
             known = isinstance(column, int | Extent)  # of single ones at the borders
             taps = range(across.size) if not known or across.inside(column) else across.taps(column)
             needed = sorted({i * across.stride + tap for i in range(width) for tap in taps})
-            start = constant(float("-inf") if spec.mode == "max" else 0.0, lanes)
+            start = T.constant(float("-inf") if spec.mode == "max" else 0.0, lanes)
             columns = {offset: Register(lanes, start) for offset in needed}
             first, end = down.first(row), down.end(row)
 
@@ -197,12 +185,12 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
 
             def of_slice(kd: Expr) -> None:
                 skipped = (place * slices.stride - slices.pad + front + kd) * (spec.height * x_image.row)
-                repeat(end - first, lambda kh: line(kh, skipped))
+                T.repeat(end - first, lambda kh: line(kh, skipped))
 
             if flat:
-                repeat(end - first, line)
+                T.repeat(end - first, line)
             else:
-                repeat(back - front, of_slice)
+                T.repeat(back - front, of_slice)
             for i in range(width):
                 found = [columns[i * across.stride + tap].value for tap in taps]
                 value = found[0]
@@ -213,7 +201,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
                     if spec.count_include_pad:  # only border columns, single and at known places, can reach the padding
                         count = down.padded(row) * (across.padded(column) if known else across.size)
                         count = count * (1 if flat else slices.padded(place))
-                    value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
+                    value = value * T.splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
                 out = y_image.origin + line_number * y_image.row + (column + i) * lanes
                 y.store(block, out, value, lanes)
 
@@ -223,7 +211,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
         bf16.stored_argument("x", x_image.elements, spec.input_layout),
         bf16.stored_argument("y", y_image.elements, spec.output_layout),
     ]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
+    return T.kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
 
 
 def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -253,7 +241,7 @@ def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symb
 
         def plane(block: Expr, _: Expr) -> None:
             start = 0.0 if spec.mode == "average" else _LOWEST
-            sums = [Register(lanes, constant(start, lanes)) for _ in range(sums_count)]
+            sums = [Register(lanes, T.constant(start, lanes)) for _ in range(sums_count)]
 
             def pixels(base: Expr, count: int) -> None:
                 for i in range(count):
@@ -262,20 +250,20 @@ def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symb
             def line(row: Expr) -> None:
                 base = image.origin + row * image.row
                 whole, rest = divmod(image.width, sums_count)
-                repeat(whole, lambda i: pixels(base + i * (sums_count * lanes), sums_count))
+                T.repeat(whole, lambda i: pixels(base + i * (sums_count * lanes), sums_count))
                 after = base + whole * sums_count * lanes
                 if is_constant(rest):
                     pixels(after, rest)
                 else:
-                    repeat(rest, lambda i: pixels(after + i * lanes, 1))
+                    T.repeat(rest, lambda i: pixels(after + i * lanes, 1))
 
-            repeat(image.height, line)
+            T.repeat(image.height, line)
             total = reduce(combine, (s.value for s in sums))
             if spec.mode == "average":
-                total = total * reciprocal(image.height * image.width, lanes)
-            store(y, block * lanes, total, lanes)
+                total = total * T.reciprocal(image.height * image.width, lanes)
+            T.store(y, block * lanes, total, lanes)
 
         tasks.each_group(number, plane)
 
     arguments = [bf16.stored_argument("x", image.elements, spec.input_layout), Argument("y", image.blocks * lanes)]
-    return kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")
+    return T.kernel(symbol, arguments, task, bf16.functions(target) if spec.has("bf16") else "")

@@ -27,30 +27,8 @@ from gangway.compiler.kernels.specs import (
     RawWeights,
     RecurrentSpec,
 )
-from gangway.compiler.kernels.templates.builder import (
-    REFUSED,
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    batch_argument,
-    bind,
-    choose,
-    constant,
-    either,
-    keep,
-    kernel,
-    lanes_at,
-    quotient,
-    refuse,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-    when,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate, clip
 from gangway.compiler.kernels.templates.matmul import UNROLLED, Sums, most_numbers, multiply_add, zero_sums
 from gangway.compiler.kernels.templates.tiling import (
@@ -243,16 +221,16 @@ def emit(spec: RecurrentSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
         memory = _memory(layout, buffers, max(size for _, _, size in layout.groups))
 
         def plane(index: Expr, first_band: Expr) -> None:
-            direction, group = quotient(index, layout.group_count), remainder(index, layout.group_count)
-            bands = at_most(layout.tasks.bands_per_task, layout.bands - first_band)
+            direction, group = T.quotient(index, layout.group_count), T.remainder(index, layout.group_count)
+            bands = T.at_most(layout.tasks.bands_per_task, layout.bands - first_band)
 
             def write(run: tuple[int, int, int], first_group: int) -> None:
-                first = bind(run[0] + (group - first_group) * run[2])
+                first = T.bind(run[0] + (group - first_group) * run[2])
                 places = [SequencePlaces(spec, target.lanes, direction, first + i) for i in range(run[2])]
                 _each_direction(layout, direction, memory, places, (first_band, bands))
 
             first_run, *others = layout.groups
-            either(
+            T.either(
                 group < first_run[1] if others else True,
                 lambda: write(first_run, 0),
                 lambda: write(others[0], first_run[1]),
@@ -260,7 +238,7 @@ def emit(spec: RecurrentSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
 
         layout.tasks.each_group(number, plane)
 
-    return kernel(symbol, [*layout.arguments, *([REFUSED] if spec.lengths else [])], task)
+    return T.kernel(symbol, [*layout.arguments, *([REFUSED] if spec.lengths else [])], task)
 
 
 def batch_plan(spec: RecurrentSpec, target: TargetSpec) -> BatchPlan | None:
@@ -280,20 +258,20 @@ def batch_emit(spec: RecurrentSpec, plan: BatchPlan, target: TargetSpec, symbol:
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
         memory = _memory(layout, tensors, plan.rows)
-        strides = {name: bind(quotient(batch[1 + n], FLOAT_BYTES)) for n, name in enumerate(memory.tensors)}
+        strides = {name: T.bind(T.quotient(batch[1 + n], FLOAT_BYTES)) for n, name in enumerate(memory.tensors)}
 
         def plane(direction: Expr, first_band: Expr) -> None:
-            bands = at_most(layout.tasks.bands_per_task, layout.bands - first_band)
+            bands = T.at_most(layout.tasks.bands_per_task, layout.bands - first_band)
 
             def write(rows: int) -> None:
                 places = [SequencePlaces(spec, target.lanes, direction, 0, i, strides) for i in range(rows)]
                 _each_direction(layout, direction, memory, places, (first_band, bands))
 
-            choose(batch[0].astype("int32"), range(1, plan.rows + 1), write)
+            T.choose(batch[0].astype("int32"), range(1, plan.rows + 1), write)
 
         layout.tasks.each_group(number, plane)
 
-    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
+    return T.kernel(symbol, [*arguments, T.batch_argument(arguments)], task)
 
 
 @dataclass(frozen=True)
@@ -359,7 +337,7 @@ def _memory(layout: RecurrentLayout, buffers: Sequence[Buffer], sequences: int) 
         "reset": resets_first,
         "update": resets_first,
     }
-    local = {name: scratch(sequences * spec.units) for name, here in needed.items() if here}
+    local = {name: T.scratch(sequences * spec.units) for name, here in needed.items() if here}
     names = [*(item.name for item in layout.arguments), *([REFUSED.name] if spec.lengths else [])]
     return RecurrentMemory(dict(zip(names, buffers, strict=True)), local)
 
@@ -380,7 +358,7 @@ def _each_direction(
     if len(set(kinds)) == 1:
         write(0)
     else:
-        choose(direction, range(len(kinds)), write)
+        T.choose(direction, range(len(kinds)), write)
 
 
 class Steps:
@@ -411,28 +389,28 @@ class Steps:
             self._load("reset", True)
             self._load("update", True)
         self._lengths = [self._length(place.sequence) for place in self._places] if spec.lengths else []
-        repeat(spec.steps, self._step)
+        T.repeat(spec.steps, self._step)
         for name in ("h", "c"):
             if f"y_{name}" in self._buffers:
                 self._each_block(partial(self._deliver, name))
 
     def _length(self, sequence: Expr) -> Expr:
         """The length of a sequence; one that is impossible is refused."""
-        length = bind(self._buffers["lengths"][sequence])
+        length = T.bind(self._buffers["lengths"][sequence])
         outside = tirx.Or(length < 0, length > self._spec.steps)
-        when(outside, lambda: refuse(self._buffers[REFUSED.name], 1, length))
+        T.when(outside, lambda: T.refuse(self._buffers[REFUSED.name], 1, length))
         return length
 
     def _is_before(self, step: Expr, number: int) -> Expr:
         """Whether a step is one of a sequence, for every lane."""
-        return splat(step, self._lanes) < splat(self._lengths[number], self._lanes)
+        return T.splat(step, self._lanes) < T.splat(self._lengths[number], self._lanes)
 
     def _get(self, name: str, number: int, block: Expr) -> Expr:
         """A vector of local memory."""
-        return self._local[name][lanes_at(number * self._spec.units + block * self._lanes, self._lanes)]
+        return self._local[name][T.lanes_at(number * self._spec.units + block * self._lanes, self._lanes)]
 
     def _set(self, name: str, number: int, block: Expr, value: Expr) -> None:
-        store(self._local[name], number * self._spec.units + block * self._lanes, value, self._lanes)
+        T.store(self._local[name], number * self._spec.units + block * self._lanes, value, self._lanes)
 
     def _load(self, name: str, given: bool) -> None:
         """Fill a state with zeros, or from memory."""
@@ -440,38 +418,40 @@ class Steps:
         for number, place in enumerate(self._places):
             if given:
                 self._copy(name, number, place.state(name), whole)
-            zeros = partial(self._set, name, number, value=constant(0.0, self._lanes))
-            repeat(self._layout.blocks - whole, lambda block: zeros(block=whole + block))  # noqa: B023
+            zeros = partial(self._set, name, number, value=T.constant(0.0, self._lanes))
+            T.repeat(self._layout.blocks - whole, lambda block: zeros(block=whole + block))  # noqa: B023
             for unit in range(whole * self._lanes, whole * self._lanes + rest):
                 value = self._buffers[name][place.state(name) + unit]
-                store(self._local[name], number * self._spec.units + unit, value, 1)
+                T.store(self._local[name], number * self._spec.units + unit, value, 1)
 
     def _copy(self, name: str, number: int, base: Expr, blocks: int) -> None:
         """Whole vectors of a state."""
         lanes = self._lanes
         if blocks:
             source = self._buffers[name]
-            repeat(blocks, lambda block: self._set(name, number, block, source[lanes_at(base + block * lanes, lanes)]))
+            T.repeat(
+                blocks, lambda block: self._set(name, number, block, source[T.lanes_at(base + block * lanes, lanes)])
+            )
 
     def _each_block(self, body: Callable[[Expr], None]) -> None:
         """Every vector of units whose tiles are computed here."""
         if self._layout.bands == 1:
-            repeat(self._layout.blocks, body)
+            T.repeat(self._layout.blocks, body)
             return
         vectors = self._layout.passes[0].vectors
-        repeat(self._bands * vectors, lambda index: body(self._first_band * vectors + index))
+        T.repeat(self._bands * vectors, lambda index: body(self._first_band * vectors + index))
 
     def _step(self, index: Expr) -> None:
         spec = self._spec
         last = spec.steps - 1
         step = last - index if spec.reverse else index
         if spec.directions == 2:
-            step = bind(index + self._direction * (last - 2 * index))
+            step = T.bind(index + self._direction * (last - 2 * index))
         for item in self._layout.passes:
             if self._layout.bands == 1:
-                repeat(self._layout.blocks // item.vectors, partial(self._tile, item, step))
+                T.repeat(self._layout.blocks // item.vectors, partial(self._tile, item, step))
             else:
-                repeat(self._bands, lambda band: self._tile(item, step, self._first_band + band))  # noqa: B023
+                T.repeat(self._bands, lambda band: self._tile(item, step, self._first_band + band))  # noqa: B023
         self._each_block(partial(self._finish, step))
 
     def _tile(self, item: Pass, step: Expr, tile: Expr) -> None:
@@ -479,7 +459,7 @@ class Steps:
         lanes, hidden = self._lanes, self._spec.hidden
         width = item.sums * lanes
         tiles = self._layout.blocks // item.vectors
-        base = bind(item.offset + (self._direction * tiles + tile) * (hidden * width))
+        base = T.bind(item.offset + (self._direction * tiles + tile) * (hidden * width))
         state = self._local["reset" if item.gates[0] else "h"]
         start = self._start(item, step, tile)
         chains = [zero_sums(self._count, item.sums, lanes) if self._spec.int8 else start]
@@ -489,7 +469,7 @@ class Steps:
 
         def product(unit: Expr, chain: int) -> None:
             numbers = [state[number * self._spec.units + unit] for number in range(self._count)]
-            vectors = [weights[lanes_at(base + unit * width + j * lanes, lanes)] for j in range(item.sums)]
+            vectors = [weights[T.lanes_at(base + unit * width + j * lanes, lanes)] for j in range(item.sums)]
             if self._spec.int8:
                 vectors = [tirx.Cast(f"float32x{lanes}", vector) for vector in vectors]
             multiply_add(chains[chain % len(chains)], numbers, vectors, lanes)
@@ -502,23 +482,23 @@ class Steps:
                 product(index * unroll + u, u)
 
         if whole:
-            repeat(whole, products)
+            T.repeat(whole, products)
         for u in range(rest):
             product(whole * unroll + u, u)
         if self._spec.int8:
-            self._scale(chains, start, bind(quotient(base, hidden)))
+            self._scale(chains, start, T.bind(T.quotient(base, hidden)))
             chains = [start]
         for number in range(self._count):
             for j in range(item.vectors):
                 sums = {gate: self._total(chains, number, n * item.vectors + j) for n, gate in enumerate(item.gates)}
-                self._cell(number, step, bind(tile * item.vectors + j), sums)
+                self._cell(number, step, T.bind(tile * item.vectors + j), sums)
 
     def _scale(self, chains: Sequence[Sums], start: Sums, base: Expr) -> None:
         """Add sums of products with integers, of which scale `base` is the first one's, to the first values."""
         lanes = self._lanes
         for number, row in enumerate(start):
             for j, total in enumerate(row):
-                scale = self._buffers["scales"][lanes_at(base + j * lanes, lanes)]
+                scale = self._buffers["scales"][T.lanes_at(base + j * lanes, lanes)]
                 total.add(self._total(chains, number, j) * scale)
 
     def _start(self, item: Pass, step: Expr, tile: Expr) -> Sums:
@@ -528,7 +508,7 @@ class Steps:
         def first(place: SequencePlaces, gate: int, block: Expr) -> Expr:
             if self._spec.linear_before_reset and gate == 2:
                 return self._vector(0, block)
-            return self._buffers["x"][lanes_at(place.x(step, gate, block), lanes)]
+            return self._buffers["x"][T.lanes_at(place.x(step, gate, block), lanes)]
 
         return [
             [
@@ -543,18 +523,18 @@ class Steps:
         value = chains[0][number][index].value
         for sums in chains[1:]:
             value = value + sums[number][index].value
-        return keep(value)
+        return T.keep(value)
 
     def _vector(self, index: int, block: Expr) -> Expr:
         """A vector of the biases or peepholes."""
         row = self._direction * self._layout.vectors + index
         base = self._layout.vectors_at + row * self._spec.units + block * self._lanes
-        return self._buffers["scales" if self._spec.int8 else "weights"][lanes_at(base, self._lanes)]
+        return self._buffers["scales" if self._spec.int8 else "weights"][T.lanes_at(base, self._lanes)]
 
     def _activated(self, value: Expr, function: int) -> Expr:
         """An activation (0: f, 1: g, 2: h) of what is clipped before."""
         limit, lanes = self._spec.clip, self._lanes
-        return keep(activate(keep(clip(value, -limit, limit, lanes)), self._activations[function], lanes))
+        return T.keep(activate(T.keep(clip(value, -limit, limit, lanes)), self._activations[function], lanes))
 
     def _cell(self, number: int, step: Expr, block: Expr, sums: dict[int, Expr]) -> None:
         """The new state of some units."""
@@ -564,7 +544,7 @@ class Steps:
             case "RNN", _:
                 self._set("new", number, block, self._activated(sums[0], 0))
             case _, [0, 1, 2]:
-                own = self._buffers["x"][lanes_at(self._places[number].x(step, 2, block), self._lanes)]
+                own = self._buffers["x"][T.lanes_at(self._places[number].x(step, 2, block), self._lanes)]
                 update, reset = self._activated(sums[0], 0), self._activated(sums[1], 0)
                 self._update(number, block, update, own + reset * sums[2])
             case _, [0, 1]:
@@ -572,26 +552,26 @@ class Steps:
                 reset = self._activated(sums[1], 0)
                 self._set("reset", number, block, reset * self._get("h", number, block))
             case _:
-                self._update(number, block, keep(self._get("update", number, block)), sums[2])
+                self._update(number, block, T.keep(self._get("update", number, block)), sums[2])
 
     def _update(self, number: int, block: Expr, update: Expr, own: Expr) -> None:
         """(1 - z) h' + z h of a GRU."""
         candidate = self._activated(own, 1)
         kept = update * self._get("h", number, block)
-        self._set("new", number, block, (constant(1.0, self._lanes) - update) * candidate + kept)
+        self._set("new", number, block, (T.constant(1.0, self._lanes) - update) * candidate + kept)
 
     def _lstm(self, number: int, step: Expr, block: Expr, sums: dict[int, Expr]) -> None:
         """Gates i, o, f, c; peepholes i, o, f."""
-        before = keep(self._get("c", number, block))
+        before = T.keep(self._get("c", number, block))
 
         def gate(index: int, cells: Expr) -> Expr:
             value = sums[index]
             return self._activated(value + cells * self._vector(index, block) if self._spec.peepholes else value, 0)
 
         i = gate(0, before)
-        f = keep(constant(1.0, self._lanes) - i) if self._spec.input_forget else gate(2, before)
-        cells = keep(f * before + i * self._activated(sums[3], 1))
-        shown = keep(activate(cells, self._activations[2], self._lanes))
+        f = T.keep(T.constant(1.0, self._lanes) - i) if self._spec.input_forget else gate(2, before)
+        cells = T.keep(f * before + i * self._activated(sums[3], 1))
+        shown = T.keep(activate(cells, self._activations[2], self._lanes))
         self._set("new", number, block, gate(1, cells) * shown)
         kept = tirx.Select(self._is_before(step, number), cells, before) if self._spec.lengths else cells
         self._set("c", number, block, kept)
@@ -603,10 +583,10 @@ class Steps:
                 for name in ("reset", "update"):
                     self._put(name, place.state(name), block, self._get(name, number, block))
                 continue
-            value = shown = keep(self._get("new", number, block))
+            value = shown = T.keep(self._get("new", number, block))
             if self._spec.lengths:
                 inside = self._is_before(step, number)
-                shown = tirx.Select(inside, value, constant(0.0, self._lanes))
+                shown = tirx.Select(inside, value, T.constant(0.0, self._lanes))
                 value = tirx.Select(inside, value, self._get("h", number, block))
             self._set("h", number, block, value)
             if "y" in self._buffers:
@@ -617,7 +597,7 @@ class Steps:
         for number, place in enumerate(self._places):
             value = self._get(name, number, block)
             if self._spec.lengths:
-                value = tirx.Select(self._is_before(0, number), value, constant(0.0, self._lanes))
+                value = tirx.Select(self._is_before(0, number), value, T.constant(0.0, self._lanes))
             self._put(f"y_{name}", place.state(f"y_{name}"), block, value)
 
     def _put(self, name: str, base: Expr, block: Expr, value: Expr) -> None:
@@ -628,10 +608,10 @@ class Steps:
 
         def part() -> None:
             for lane in range(rest):
-                store(buffer, base + (block * lanes + lane), existing.lane(lane), 1)
+                T.store(buffer, base + (block * lanes + lane), existing.lane(lane), 1)
 
-        either(
+        T.either(
             block < whole if whole < self._layout.blocks else True,
-            lambda: store(buffer, base + block * lanes, existing.value, lanes),
-            lambda: when(block < whole + 1 if whole + 1 < self._layout.blocks else True, part),
+            lambda: T.store(buffer, base + block * lanes, existing.value, lanes),
+            lambda: T.when(block < whole + 1 if whole + 1 < self._layout.blocks else True, part),
         )

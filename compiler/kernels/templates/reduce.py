@@ -15,30 +15,8 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import Instruction, ReduceSpec
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    FLOATS,
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    constant,
-    convert,
-    is_nan,
-    keep,
-    kernel,
-    lanes_at,
-    load,
-    memory_dtype,
-    quotient,
-    register_dtype,
-    remainder,
-    repeat,
-    splat,
-    store,
-    stored,
-    vector_lanes,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import FLOATS, Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.instructions import evaluate
 from gangway.compiler.kernels.templates.tiling import TASK_ELEMENTS, knob, make_plan
 
@@ -91,32 +69,32 @@ def emit(spec: ReduceSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
     loops, per_task, part = _loops(spec), knob(plan, "lines"), knob(plan, "part")
     lines = math.prod(axis.length for axis in loops.kept)
     parts = -(-loops.inner_kept // part)
-    lanes = vector_lanes(target.lanes, loops.inner_kept) if loops.inner_kept > 1 else target.lanes
+    lanes = T.vector_lanes(target.lanes, loops.inner_kept) if loops.inner_kept > 1 else target.lanes
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
-        first, begin = quotient(number, parts) * per_task, remainder(number, parts) * part
+        first, begin = T.quotient(number, parts) * per_task, T.remainder(number, parts) * part
 
         def line(index: Expr) -> None:
             rest, base = first + index, 0
             for axis in reversed(loops.kept):
-                base, rest = base + remainder(rest, axis.length) * axis.step, quotient(rest, axis.length)
+                base, rest = base + T.remainder(rest, axis.length) * axis.step, T.quotient(rest, axis.length)
             work = _Work(spec, loops, x, base)
             if loops.inner_kept == 1:
-                store(y, first + index, work.across(lanes), 1)
+                T.store(y, first + index, work.across(lanes), 1)
                 return
 
             def vector(step: Expr) -> None:
-                place = at_most(begin + step * lanes, loops.inner_kept - lanes)
-                store(y, (first + index) * loops.inner_kept + place, work.down(place, lanes), lanes)
+                place = T.at_most(begin + step * lanes, loops.inner_kept - lanes)
+                T.store(y, (first + index) * loops.inner_kept + place, work.down(place, lanes), lanes)
 
-            repeat(at_most(-(-part // lanes), quotient(loops.inner_kept - begin + lanes - 1, lanes)), vector)
+            T.repeat(T.at_most(-(-part // lanes), T.quotient(loops.inner_kept - begin + lanes - 1, lanes)), vector)
 
-        repeat(at_most(per_task, lines - first), line)
+        T.repeat(T.at_most(per_task, lines - first), line)
 
-    result = "int64" if spec.operator.endswith(("argmax", "argmin")) else memory_dtype(spec.dtype)
+    result = "int64" if spec.operator.endswith(("argmax", "argmin")) else T.memory_dtype(spec.dtype)
     x, y = math.prod(spec.shape), lines * loops.inner_kept
-    return kernel(symbol, [Argument("x", x, memory_dtype(spec.dtype)), Argument("y", y, result)], task)
+    return T.kernel(symbol, [Argument("x", x, T.memory_dtype(spec.dtype)), Argument("y", y, result)], task)
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,7 @@ class _Work:
 
     @property
     def _dtype(self) -> str:
-        return register_dtype(self.spec.number)
+        return T.register_dtype(self.spec.number)
 
     def down(self, place: Expr, lanes: int) -> Expr:
         """Results `place` and following, in a vector."""
@@ -153,7 +131,7 @@ class _Work:
                     self._take(total, offset + place, index * length + place, lanes, along=True)
 
             if whole:
-                repeat(whole // unrolled, some)
+                T.repeat(whole // unrolled, some)
             for u in range(whole % unrolled):
                 place = (whole - whole % unrolled + u) * lanes
                 self._take(wide[u], offset + place, index * length + place, lanes, along=True)
@@ -163,11 +141,11 @@ class _Work:
                 self._take(single, offset + place, index * length + place, 1)
 
             if rest:
-                repeat(rest, one)
+                T.repeat(rest, one)
 
         self._outer(line)
         for total in wide:
-            repeat(lanes, lambda lane, total=total: single.merge(self.spec, total, lane))  # type: ignore[misc]
+            T.repeat(lanes, lambda lane, total=total: single.merge(self.spec, total, lane))  # type: ignore[misc]
         return self._finish(single.value(self.spec), 0, 1)
 
     def _outer(self, body: Callable[[Expr, Expr], None]) -> None:
@@ -178,7 +156,7 @@ class _Work:
                 body(offset, number)
                 return
             axis, *others = axes
-            repeat(
+            T.repeat(
                 axis.length,
                 lambda index: nest(tuple(others), offset + index * axis.step, number * axis.length + index),
             )
@@ -196,14 +174,14 @@ class _Work:
         else:
             limits = np.iinfo(dtype)
             start = int(limits.min if operator.endswith("max") else limits.max)
-        index = Register(lanes, constant(0, lanes, "int32"), "int32") if "arg" in operator else None
-        return _Total(Register(lanes, constant(start, lanes, dtype), dtype), index, lanes)
+        index = Register(lanes, T.constant(0, lanes, "int32"), "int32") if "arg" in operator else None
+        return _Total(Register(lanes, T.constant(start, lanes, dtype), dtype), index, lanes)
 
     def _take(self, total: "_Total", offset: Expr, index: Expr, lanes: int, along: bool = False) -> None:
         """Add the numbers at `offset` to the totals; the first is number `index` of those reduced, the others of a
         vector are the following ones if it lies `along` the reduced axis.
         """
-        value = convert(self._read(offset, lanes), self.spec.dtype, self.spec.number, lanes)
+        value = T.convert(self._read(offset, lanes), self.spec.dtype, self.spec.number, lanes)
         match self.spec.before:
             case "abs":
                 value = self._apply("abs", [value], lanes)
@@ -215,30 +193,30 @@ class _Work:
             total.best.set(self._apply(_COMBINE[self.spec.operator], [total.best.value, value], lanes))
             return
         start = tirx.Cast("int32", index) if not isinstance(index, int) else tirx.const(index, "int32")
-        number = lanes_at(start, lanes) if along or lanes == 1 else splat(start, lanes)
+        number = T.lanes_at(start, lanes) if along or lanes == 1 else T.splat(start, lanes)
         total.take(self.spec, value, number)
 
     def _apply(self, operator: str, values: list[Expr], lanes: int) -> Expr:
         return evaluate(Instruction(operator, (), self.spec.number), values, self.spec.number, lanes)
 
     def _read(self, offset: Expr, lanes: int) -> Expr:
-        return load(self.x[lanes_at(offset, lanes)], self.spec.dtype, lanes)
+        return T.load(self.x[T.lanes_at(offset, lanes)], self.spec.dtype, lanes)
 
     def _finish(self, value: Expr, place: Expr, lanes: int) -> Expr:
         if "arg" in self.spec.operator:
             if self.spec.dtype in FLOATS:
-                odd = is_nan(self._read(self.base + place, lanes), self._dtype, lanes)
-                value = tirx.Select(odd, constant(0, lanes, "int32"), keep(value))
+                odd = T.is_nan(self._read(self.base + place, lanes), self._dtype, lanes)
+                value = tirx.Select(odd, T.constant(0, lanes, "int32"), T.keep(value))
             return tirx.Cast("int64" if lanes == 1 else f"int64x{lanes}", value)
         depth = self.loops.inner_reduced * math.prod(axis.length for axis in self.loops.reduced)
         match self.spec.after:
             case "mean":
-                value = self._apply("div", [value, constant(depth, lanes, self._dtype)], lanes)
+                value = self._apply("div", [value, T.constant(depth, lanes, self._dtype)], lanes)
             case "sqrt" | "log":
                 value = self._apply(self.spec.after, [value], lanes)
         if self.spec.number != self.spec.dtype:
-            value = _saturated(keep(value), self.spec.dtype, lanes)
-        return stored(value, self.spec.dtype, lanes)
+            value = _saturated(T.keep(value), self.spec.dtype, lanes)
+        return T.stored(value, self.spec.dtype, lanes)
 
 
 @dataclass(frozen=True)
@@ -269,8 +247,8 @@ class _Total:
             combine = Instruction(_COMBINE[spec.operator], (), spec.number)
             self.best.set(evaluate(combine, [self.best.value, value], spec.number, 1))
             return
-        value, number = keep(value), keep(other.index.lane(lane))
-        mine, place = keep(self.best.value), keep(self.index.value)
+        value, number = T.keep(value), T.keep(other.index.lane(lane))
+        mine, place = T.keep(self.best.value), T.keep(self.index.value)
         earlier = number > place if spec.operator.startswith("last") else number < place
         better = tirx.Or(_better(spec, value, mine, False), tirx.And(tirx.EQ(value, mine), earlier))
         self.best.set(tirx.Select(better, value, mine))
@@ -280,9 +258,9 @@ class _Total:
 def _saturated(value: Expr, dtype: str, lanes: int) -> Expr:
     """A float64, which is not NaN, as an integer: the largest one if it is larger. A cast gives the least."""
     largest = int(np.iinfo(dtype).max)
-    whole = keep(convert(value, "float64", dtype, lanes))
-    above = value >= constant(float(largest), lanes, "float64")
-    return keep(tirx.Select(above, constant(largest, lanes, dtype), whole))
+    whole = T.keep(T.convert(value, "float64", dtype, lanes))
+    above = value >= T.constant(float(largest), lanes, "float64")
+    return T.keep(tirx.Select(above, T.constant(largest, lanes, dtype), whole))
 
 
 def _better(spec: ReduceSpec, value: Expr, best: Expr, equal: bool) -> Expr:

@@ -11,22 +11,8 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights, ResizeSpec, first_needed
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_least,
-    at_most,
-    bind,
-    kernel,
-    lanes_at,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Image, each_tile, plane_plan, planned_tasks, segments
 
 RING_ELEMENTS = 4096  # 16 KiB: half of a first level cache
@@ -78,7 +64,7 @@ def emit(spec: ResizeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         def plane(block: Expr, first_band: Expr) -> None:
             first = first_band * BAND_ROWS
-            count = at_most(tasks.bands_per_task * BAND_ROWS, y_image.height - first)
+            count = T.at_most(tasks.bands_per_task * BAND_ROWS, y_image.height - first)
 
             def strip(column: Expr, width: int) -> None:
                 _Strip(spec, (x_image, y_image), target.lanes, buffers, block, column, width).rows(first, count)
@@ -94,7 +80,7 @@ def emit(spec: ResizeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
         Argument("weights", entries),
         Argument("y", y_image.elements),
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 class _Strip:
@@ -115,10 +101,10 @@ class _Strip:
         self._images = images
         x_image, y_image = images
         self._lanes = x_image.lanes
-        self._source = bind(x_image.origin + block * x_image.plane)
-        self._into = bind(y_image.origin + block * y_image.plane + column * self._lanes)
+        self._source = T.bind(x_image.origin + block * x_image.plane)
+        self._into = T.bind(y_image.origin + block * y_image.plane + column * self._lanes)
         self._line = width * self._lanes
-        self._ring = scratch(spec.window * self._line)
+        self._ring = T.scratch(spec.window * self._line)
 
     def rows(self, first: Expr, count: Expr) -> None:
         """Write `count` lines of y from line `first` on."""
@@ -127,43 +113,43 @@ class _Strip:
         ready = Register(1, 0, "int32")  # lines of x before this one are in the ring, or not needed any more
 
         def row(index: Expr) -> None:
-            entry = bind((first + index) * taps)
-            begin = Register(1, at_least(self._places[needed + first + index], ready.value), "int32")
+            entry = T.bind((first + index) * taps)
+            begin = Register(1, T.at_least(self._places[needed + first + index], ready.value), "int32")
             end = Register(1, self._places[entry + (taps - 1)] + 1, "int32")
-            repeat(at_least(end.value - begin.value, 0), lambda step: self._stretch(begin.value + step))
-            ready.set(at_least(end.value, ready.value))
+            T.repeat(T.at_least(end.value - begin.value, 0), lambda step: self._stretch(begin.value + step))
+            ready.set(T.at_least(end.value, ready.value))
             self._add_up(entry, self._into + (first + index) * self._images[1].row)
 
-        repeat(count, row)
+        T.repeat(count, row)
 
     def _slot(self, line: Expr) -> Expr:
-        return remainder(line, self._spec.window) * self._line
+        return T.remainder(line, self._spec.window) * self._line
 
     def _stretch(self, line: Expr) -> None:
         """Put a line of x into the ring, as wide as y."""
         (rows, taps), height = self._spec.taps, self._spec.output_size[0]
-        source, slot = bind(self._source + line * self._images[0].row), bind(self._slot(line))
-        first = bind(rows * height + self._column * taps)
+        source, slot = T.bind(self._source + line * self._images[0].row), T.bind(self._slot(line))
+        first = T.bind(rows * height + self._column * taps)
 
         def pixel(index: Expr) -> None:
             entry = first + index * taps
-            values = [self._x[lanes_at(source + self._places[entry + tap], self._lanes)] for tap in range(taps)]
-            store(self._ring, slot + index * self._lanes, self._sum(values, entry, self._lanes), self._lanes)
+            values = [self._x[T.lanes_at(source + self._places[entry + tap], self._lanes)] for tap in range(taps)]
+            T.store(self._ring, slot + index * self._lanes, self._sum(values, entry, self._lanes), self._lanes)
 
-        repeat(self._width, pixel)
+        T.repeat(self._width, pixel)
 
     def _add_up(self, entry: Expr, into: Expr) -> None:
         """Write a line of y."""
         taps = self._spec.taps[0]
-        slots = [bind(self._slot(self._places[entry + tap])) for tap in range(taps)]
+        slots = [T.bind(self._slot(self._places[entry + tap])) for tap in range(taps)]
 
         def some(first: Expr, lanes: int) -> None:
-            values = [self._ring[lanes_at(slot + first, lanes)] for slot in slots]
-            store(self._y, into + first, self._sum(values, entry, lanes), lanes)
+            values = [self._ring[T.lanes_at(slot + first, lanes)] for slot in slots]
+            T.store(self._y, into + first, self._sum(values, entry, lanes), lanes)
 
         whole, rest = divmod(self._line, self._vector)
         if whole:
-            repeat(whole, lambda index: some(index * self._vector, self._vector))
+            T.repeat(whole, lambda index: some(index * self._vector, self._vector))
         for index in range(self._line - rest, self._line):
             some(index, 1)
 
@@ -174,6 +160,6 @@ class _Strip:
         total: Expr = None
         for tap, value in enumerate(values):
             weight = self._weights[entry + tap]
-            term = value * splat(weight, lanes)
+            term = value * T.splat(weight, lanes)
             total = term if total is None else total + term
         return total

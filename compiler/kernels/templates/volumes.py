@@ -18,22 +18,8 @@ from gangway.compiler.kernels.specs import (
     VolumeConvSpec,
     VolumePadSpec,
 )
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    at_least,
-    at_most,
-    bind,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    quotient,
-    remainder,
-    repeat,
-    store,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.convolution import (
     ConvolutionGeometry,
     RegisterTiles,
@@ -135,7 +121,7 @@ def emit(spec: VolumeConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(_VolumeTiles(geometry, cut, buffers), geometry, tasks, number)
 
-    return kernel(symbol, [*others, Argument("y", geometry.whole_output.elements)], task)
+    return T.kernel(symbol, [*others, Argument("y", geometry.whole_output.elements)], task)
 
 
 class _VolumeTiles(RegisterTiles):
@@ -151,10 +137,10 @@ class _VolumeTiles(RegisterTiles):
         bands, total = self._cut.bands, self._cut.bands * self._volume.depth.output
 
         def band(index: Expr) -> None:
-            self._slice = bind(quotient(first_band + index, bands))
-            super(_VolumeTiles, self).bands(group, blocks, bind(remainder(first_band + index, bands)), 1)
+            self._slice = T.bind(T.quotient(first_band + index, bands))
+            super(_VolumeTiles, self).bands(group, blocks, T.bind(T.remainder(first_band + index, bands)), 1)
 
-        repeat(at_most(count, total - first_band), band)
+        T.repeat(T.at_most(count, total - first_band), band)
 
     def _reduce(
         self,
@@ -165,32 +151,32 @@ class _VolumeTiles(RegisterTiles):
         kernel_rows_used: tuple[Expr, Expr],
     ) -> None:
         depth, pitch = self._volume.depth, self._g.spec.height * self._g.input.row
-        start = bind(self._slice * depth.stride - depth.pads[0])
+        start = T.bind(self._slice * depth.stride - depth.pads[0])
         first: Expr = 0
         end: Expr = depth.kernel
         if depth.pads[0]:
-            first = bind(quotient(at_least(-start, 0) + (depth.dilation - 1), depth.dilation))
+            first = T.bind(T.quotient(T.at_least(-start, 0) + (depth.dilation - 1), depth.dilation))
         if depth.pads[1]:
-            end = at_most(quotient(depth.length - start + (depth.dilation - 1), depth.dilation), end)
+            end = T.at_most(T.quotient(depth.length - start + (depth.dilation - 1), depth.dilation), end)
 
         def one(index: Expr) -> None:
-            place = bind(first + index)
+            place = T.bind(first + index)
             skipped = (start + place * depth.dilation) * pitch
             self._skipped_products = place * self._volume.slice_products
             moved = [pixel + skipped for pixel in inputs]
             super(_VolumeTiles, self)._reduce(sums, group, blocks, moved, kernel_rows_used)
 
-        repeat(end - first, one)
+        T.repeat(end - first, one)
 
     def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         sums = self.sums(group, blocks, row, column, rows, width)
         image, height = self._volume.whole_output, self._g.output.height
-        base = bind(image.origin + (self._slice * height + row) * image.row + column * image.lanes)
+        base = T.bind(image.origin + (self._slice * height + row) * image.row + column * image.lanes)
         for j in range(blocks):
             plane = (group * self._g.group_blocks + j) * image.plane
             for i, (r, c) in enumerate(product(range(rows), range(width))):
                 value = activate(sums[i][j].value, self._g.spec.activation, self._lanes)
-                store(self._y, base + plane + r * image.row + c * image.lanes, value, self._lanes)
+                T.store(self._y, base + plane + r * image.row + c * image.lanes, value, self._lanes)
 
 
 def pad_candidates(spec: VolumePadSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -219,23 +205,25 @@ def pad_emit(spec: VolumePadSpec, plan: KernelPlan, target: TargetSpec, symbol: 
 
         def zeros(base: Expr, count: int) -> None:
             if count:
-                repeat(count, lambda i: store(y, base + i * lanes, constant(0.0, lanes), lanes))
+                T.repeat(count, lambda i: T.store(y, base + i * lanes, T.constant(0.0, lanes), lanes))
 
         def line(block: Expr, number: Expr) -> None:
-            into = bind(block * result.plane + number * result.row)
-            row = bind(remainder(number, height) - top)
-            place = quotient(number, height) * spec.height + row
+            into = T.bind(block * result.plane + number * result.row)
+            row = T.bind(T.remainder(number, height) - top)
+            place = T.quotient(number, height) * spec.height + row
 
             def copied() -> None:
-                begin = bind(block * source.plane + source.origin + place * source.row)
+                begin = T.bind(block * source.plane + source.origin + place * source.row)
                 zeros(into, left)
                 after = into + left * lanes
-                repeat(spec.width, lambda i: store(y, after + i * lanes, x[lanes_at(begin + i * lanes, lanes)], lanes))
+                T.repeat(
+                    spec.width, lambda i: T.store(y, after + i * lanes, x[T.lanes_at(begin + i * lanes, lanes)], lanes)
+                )
                 zeros(after + spec.width * lanes, right)
 
             inside = True if height == spec.height else (row >= 0) & (row < spec.height)
-            either(inside, copied, lambda: zeros(into, result.width))
+            T.either(inside, copied, lambda: zeros(into, result.width))
 
         tasks.each(number, line)
 
-    return kernel(symbol, [Argument("x", source.elements), Argument("y", result.elements)], task)
+    return T.kernel(symbol, [Argument("x", source.elements), Argument("y", result.elements)], task)

@@ -25,29 +25,8 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec, KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    batch_argument,
-    bind,
-    choose,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    local,
-    prefetch,
-    quotient,
-    remainder,
-    repeat,
-    splat,
-    store,
-    when,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import (
     PREFETCHED_ELEMENTS,
     UNROLLED_CHANNELS,
@@ -120,31 +99,31 @@ class Scheme:
     def input_line(self, d: Sequence[Expr], lanes: int) -> list[Expr]:
         """`size` vectors of inputs -> `size` vectors, one for each point."""
         if self.outputs == 2:
-            return [bind(value) for value in (d[0] - d[2], d[1] + d[2], d[2] - d[1], d[3] - d[1])]
+            return [T.bind(value) for value in (d[0] - d[2], d[1] + d[2], d[2] - d[1], d[3] - d[1])]
 
         def times(value: float, x: Expr) -> Expr:
-            return constant(value, lanes) * x
+            return T.constant(value, lanes) * x
 
         def pair(point: float, other: float) -> list[Expr]:
-            even = bind(d[4] - times(other * other, d[2]))
-            odd = bind(d[3] - times(other * other, d[1]))
-            return [bind(even + times(point, odd)), bind(even - times(point, odd))]
+            even = T.bind(d[4] - times(other * other, d[2]))
+            odd = T.bind(d[3] - times(other * other, d[1]))
+            return [T.bind(even + times(point, odd)), T.bind(even - times(point, odd))]
 
-        first = bind(d[0] + d[4] - times(2.5, d[2]))
-        last = bind(d[1] + d[5] - times(2.5, d[3]))
+        first = T.bind(d[0] + d[4] - times(2.5, d[2]))
+        last = T.bind(d[1] + d[5] - times(2.5, d[3]))
         return [first, *pair(_SMALL, _LARGE), *pair(_LARGE, _SMALL), last]
 
     def output_line(self, m: Sequence[Expr], lanes: int) -> list[Expr]:
         """`size` vectors of sums of products -> `outputs` vectors."""
-        p, q = bind(m[1] + m[2]), bind(m[1] - m[2])
+        p, q = T.bind(m[1] + m[2]), T.bind(m[1] - m[2])
         if self.outputs == 2:
-            return [bind(m[0] + p), bind(q + m[3])]
-        u, v = bind(m[3] + m[4]), bind(m[3] - m[4])
+            return [T.bind(m[0] + p), T.bind(q + m[3])]
+        u, v = T.bind(m[3] + m[4]), T.bind(m[3] - m[4])
 
         def mixed(power: int, a: Expr, b: Expr) -> Expr:
-            return constant(_SMALL**power, lanes) * a + constant(_LARGE**power, lanes) * b
+            return T.constant(_SMALL**power, lanes) * a + T.constant(_LARGE**power, lanes) * b
 
-        return [bind(m[0] + p + u), bind(mixed(1, q, v)), bind(mixed(2, p, u)), bind(mixed(3, q, v) + m[5])]
+        return [T.bind(m[0] + p + u), T.bind(mixed(1, q, v)), T.bind(mixed(2, p, u)), T.bind(mixed(3, q, v) + m[5])]
 
 
 def _weights_2() -> Array:
@@ -317,12 +296,12 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         _, first_band = tasks.first(number)
         writer = WinogradWriter(
-            geometry, work.scheme, work.grid, _span(work, bind(first_band), tasks.bands_per_task), buffers
+            geometry, work.scheme, work.grid, _span(work, T.bind(first_band), tasks.bands_per_task), buffers
         )
         writer.transform_inputs()
         tasks.each_group(number, lambda group, _: writer.group(group))
 
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 @dataclass(frozen=True)
@@ -357,16 +336,16 @@ def _span(work: WinogradWork, first_band: Expr, count: int) -> TileSpan:
 
     def each(multiply: Multiply) -> None:
         def band(index: Expr) -> None:
-            either(
+            T.either(
                 first_band + index < full if rest else True,
                 lambda: multiply(index * work.band, work.band),
                 lambda: multiply(index * work.band, rest),
             )
 
-        repeat(at_most(count, work.bands - first_band), band)
+        T.repeat(T.at_most(count, work.bands - first_band), band)
 
-    first, capacity = bind(first_band * work.band), count * work.band
-    return TileSpan(first, at_most(capacity, work.tiles - first), capacity, each)
+    first, capacity = T.bind(first_band * work.band), count * work.band
+    return TileSpan(first, T.at_most(capacity, work.tiles - first), capacity, each)
 
 
 def batch_plan(spec: ConvSpec, target: TargetSpec) -> BatchPlan | None:
@@ -405,27 +384,29 @@ def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
-        strides = [bind(quotient(batch[index + 1], FLOAT_BYTES)) for index in range(len(tensors))]  # residual before y
-        tiles = bind(batch[0].astype("int32") * tiles_of_one)
-        bands = bind(quotient(tiles + (work.most_tiles - 1), work.most_tiles))
+        strides = [
+            T.bind(T.quotient(batch[index + 1], FLOAT_BYTES)) for index in range(len(tensors))
+        ]  # residual before y
+        tiles = T.bind(batch[0].astype("int32") * tiles_of_one)
+        bands = T.bind(T.quotient(tiles + (work.most_tiles - 1), work.most_tiles))
         _, part = tasks.first(number)
-        band = bind(quotient(part * bands, work.bands))  # the bands that there are, evenly over the tasks
+        band = T.bind(T.quotient(part * bands, work.bands))  # the bands that there are, evenly over the tasks
 
         def compute() -> None:
-            first = bind(quotient(band * tiles, bands))
-            count = bind(quotient((band + 1) * tiles, bands) - first)
+            first = T.bind(T.quotient(band * tiles, bands))
+            count = T.bind(T.quotient((band + 1) * tiles, bands) - first)
 
             def each(multiply: Multiply) -> None:
-                choose(count, sizes, lambda size: multiply(0, size))
+                T.choose(count, sizes, lambda size: multiply(0, size))
 
             span = TileSpan(first, count, sizes[-1], each, Strides(strides[0], strides[-2], strides[-1]))
             writer = WinogradWriter(geometry, work.scheme, work.grid, span, tuple(tensors))
             writer.transform_inputs()
             tasks.each_group(number, lambda group, _: writer.group(group))
 
-        when(quotient((part + 1) * bands, work.bands) > band, compute)
+        T.when(T.quotient((part + 1) * bands, work.bands) > band, compute)
 
-    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
+    return T.kernel(symbol, [*arguments, T.batch_argument(arguments)], task)
 
 
 @dataclass(frozen=True)
@@ -462,8 +443,8 @@ class WinogradWriter:
         self._input_pitch, self._sum_pitch = (
             blocks * self._capacity + PADDING for blocks in (geometry.input.blocks, geometry.group_blocks)
         )
-        self._inputs = local(points * self._input_pitch * lanes)
-        self._sums = local(points * self._sum_pitch * lanes)
+        self._inputs = T.local(points * self._input_pitch * lanes)
+        self._sums = T.local(points * self._sum_pitch * lanes)
 
     def transform_inputs(self) -> None:
         """Fill the transformed inputs of all the task's tiles."""
@@ -473,37 +454,39 @@ class WinogradWriter:
 
         def tile(index: Expr) -> None:
             place = self._place(index)
-            base = bind(place.of_batch * self._span.strides.x + (origin + place.row * image.row) + place.column * lanes)
+            base = T.bind(
+                place.of_batch * self._span.strides.x + (origin + place.row * image.row) + place.column * lanes
+            )
 
             def block(plane: Expr) -> None:
-                start = bind(base + plane * image.plane)
+                start = T.bind(base + plane * image.plane)
                 loaded = [
-                    [bind(self._x[lanes_at(start + r * image.row + c * image.lanes, lanes)]) for c in range(size)]
+                    [T.bind(self._x[T.lanes_at(start + r * image.row + c * image.lanes, lanes)]) for c in range(size)]
                     for r in range(size)
                 ]
                 across = [self._scheme.input_line(line, lanes) for line in loaded]
                 for c in range(size):
                     down = self._scheme.input_line([line[c] for line in across], lanes)
                     for r, value in enumerate(down):
-                        store(self._inputs, self._input_index(r * size + c, plane, index), value, lanes)
+                        T.store(self._inputs, self._input_index(r * size + c, plane, index), value, lanes)
 
-            repeat(image.blocks, block)
+            T.repeat(image.blocks, block)
 
-        repeat(self._span.count, tile)
+        T.repeat(self._span.count, tile)
 
     def group(self, group: Expr) -> None:
         """Compute all tiles of one group of channel blocks; the last group may have fewer."""
-        with_blocks(group, self._g.output.blocks, self._g.group_blocks, self._group)
+        T.with_blocks(group, self._g.output.blocks, self._g.group_blocks, self._group)
 
     def _group(self, group: Expr, blocks: int) -> None:
         panel = self._g.input.blocks * self._lanes  # input channels
         base = group * (self._scheme.products * panel * self._g.group_blocks * self._lanes)
 
         def point(number: Expr) -> None:
-            weights = bind(base + number * (panel * blocks * self._lanes))
+            weights = T.bind(base + number * (panel * blocks * self._lanes))
             self._span.each(lambda first, tiles: self._multiply(number, weights, first, tiles, blocks))
 
-        repeat(self._scheme.products, point)
+        T.repeat(self._scheme.products, point)
         for j in range(blocks):
             self._transform_outputs(group * self._g.group_blocks + j, j)
 
@@ -518,19 +501,19 @@ class WinogradWriter:
         number, tiles, outputs = self._span.first + index, self._grid[0] * self._grid[1], self._scheme.outputs
         of_batch: Expr = 0
         if self._span.strides is not ONE_ROW:
-            of_batch, number = bind(quotient(number, tiles)), bind(remainder(number, tiles))
+            of_batch, number = T.bind(T.quotient(number, tiles)), T.bind(T.remainder(number, tiles))
         height, width = self._g.spec.output_size
-        down, across = bind(quotient(number, self._grid[1])), bind(remainder(number, self._grid[1]))
+        down, across = T.bind(T.quotient(number, self._grid[1])), T.bind(T.remainder(number, self._grid[1]))
         row, column = (
-            bind(at_most(place * outputs, size - outputs)) for place, size in ((down, height), (across, width))
+            T.bind(T.at_most(place * outputs, size - outputs)) for place, size in ((down, height), (across, width))
         )
-        return _Place(row, column, bind(down * outputs - row), bind(across * outputs - column), of_batch)
+        return _Place(row, column, T.bind(down * outputs - row), T.bind(across * outputs - column), of_batch)
 
     def _multiply(self, point: Expr, weights: Expr, first: Expr, tiles: int, blocks: int) -> None:
         """Sum up one point's products of `tiles` tiles: a register tile."""
         lanes = self._lanes
-        sums = [[Register(lanes, constant(0.0, lanes)) for _ in range(blocks)] for _ in range(tiles)]
-        base = bind(self._input_index(point, 0, first))
+        sums = [[Register(lanes, T.constant(0.0, lanes)) for _ in range(blocks)] for _ in range(tiles)]
+        base = T.bind(self._input_index(point, 0, first))
 
         def plane(number: Expr) -> None:
             def some(index: Expr) -> None:
@@ -538,28 +521,28 @@ class WinogradWriter:
                     channel = index * UNROLLED_CHANNELS + u
                     at = weights + (number * lanes + channel) * (blocks * lanes)
                     for j in range(blocks):
-                        prefetch(self._weights, at + j * lanes + PREFETCHED_ELEMENTS)
-                    vectors = [self._weights[lanes_at(at + j * lanes, lanes)] for j in range(blocks)]
+                        T.prefetch(self._weights, at + j * lanes + PREFETCHED_ELEMENTS)
+                    vectors = [self._weights[T.lanes_at(at + j * lanes, lanes)] for j in range(blocks)]
                     for i in range(tiles):
-                        x = splat(self._inputs[base + (number * self._capacity + i) * lanes + channel], lanes)
+                        x = T.splat(self._inputs[base + (number * self._capacity + i) * lanes + channel], lanes)
                         for j in range(blocks):
                             sums[i][j].add(x * vectors[j])
 
-            repeat(lanes // UNROLLED_CHANNELS, some)
+            T.repeat(lanes // UNROLLED_CHANNELS, some)
 
-        repeat(self._g.input.blocks, plane)
+        T.repeat(self._g.input.blocks, plane)
         for i, j in product(range(tiles), range(blocks)):
-            store(self._sums, self._sum_index(point, j, first + i), sums[i][j].value, lanes)
+            T.store(self._sums, self._sum_index(point, j, first + i), sums[i][j].value, lanes)
 
     def _transform_outputs(self, block: Expr, j: int) -> None:
         """Write one channel block of all the task's tiles."""
         size, lanes = self._scheme.size, self._lanes
-        bias = bind(self._bias[lanes_at(block * lanes, lanes)])
+        bias = T.bind(self._bias[T.lanes_at(block * lanes, lanes)])
 
         def tile(index: Expr) -> None:
             place = self._place(index)
             sums = [
-                [bind(self._sums[lanes_at(self._sum_index(r * size + c, j, index), lanes)]) for c in range(size)]
+                [T.bind(self._sums[T.lanes_at(self._sum_index(r * size + c, j, index), lanes)]) for c in range(size)]
                 for r in range(size)
             ]
             across = [self._scheme.output_line(line, lanes) for line in sums]
@@ -569,7 +552,7 @@ class WinogradWriter:
             for r in range(self._scheme.outputs):
                 self._store_row([line[r] + bias for line in columns], block, place, r)
 
-        repeat(self._span.count, tile)
+        T.repeat(self._span.count, tile)
 
     def _store_row(self, values: list[Expr], block: Expr, place: _Place, r: int) -> None:
         """Write those outputs of a tile's row that no other tile writes: tasks must not write the same memory."""
@@ -582,12 +565,12 @@ class WinogradWriter:
         def put(c: int) -> None:
             value = values[c]
             if self._residual:
-                value = value + self._residual[0][lanes_at(pixel(self._g.residual, strides.residual, c), lanes)]
+                value = value + self._residual[0][T.lanes_at(pixel(self._g.residual, strides.residual, c), lanes)]
             value = activate(value, self._g.spec.activation, lanes)
-            store(self._y, pixel(self._g.output, strides.y, c), value, lanes)
+            T.store(self._y, pixel(self._g.output, strides.y, c), value, lanes)
 
         def whole_row() -> None:
             for c in range(self._scheme.outputs):
-                when(c >= place.done_columns, partial(put, c))
+                T.when(c >= place.done_columns, partial(put, c))
 
-        when(r >= place.done_rows, whole_row)
+        T.when(r >= place.done_rows, whole_row)

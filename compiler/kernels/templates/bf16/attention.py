@@ -15,6 +15,7 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.attention_specs import AttentionSpec
 from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import attention
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -28,20 +29,7 @@ from gangway.compiler.kernels.templates.amx.tiles import (
 from gangway.compiler.kernels.templates.attention import QueryBlock
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
-from gangway.compiler.kernels.templates.builder import (
-    Expr,
-    Register,
-    bind,
-    constant,
-    lanes_at,
-    quotient,
-    remainder,
-    repeat,
-    splat,
-    store,
-    transposed,
-    when,
-)
+from gangway.compiler.kernels.templates.builder import Expr, Register
 from gangway.compiler.kernels.templates.float32_math import decay
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, each_tile
 
@@ -98,14 +86,14 @@ class _TileBlock(QueryBlock):
         self._values, self._first_value = line_scratch(chunks * self._blocks * TILE_ELEMENTS, "int32")
         self._result, self._first_result = line_scratch(self._blocks * width * LANES, "float32")
         self._factors, _ = line_scratch(width, "float32")
-        self._most = [Register(LANES, constant(attention.LOWEST, LANES)) for _ in range(self._vectors)]
-        self._total = [Register(LANES, constant(0.0, LANES)) for _ in range(self._vectors)]
+        self._most = [Register(LANES, T.constant(attention.LOWEST, LANES)) for _ in range(self._vectors)]
+        self._total = [Register(LANES, T.constant(0.0, LANES)) for _ in range(self._vectors)]
         begin_tiles(self._pairs)  # which has room, and is not in use yet
         self._load_queries()
         if self._pieces > 1:
-            zeros = constant(0.0, LANES)
+            zeros = T.constant(0.0, LANES)
             vectors = self._blocks * width
-            repeat(vectors, lambda i: store(self._result, self._first_result + i * LANES, zeros, LANES))
+            T.repeat(vectors, lambda i: T.store(self._result, self._first_result + i * LANES, zeros, LANES))
         each_tile(self._runs, self._keys)
         end_tiles()
         self._store_results()
@@ -120,27 +108,27 @@ class _TileBlock(QueryBlock):
         def load(plane: Expr) -> None:
             base = (self._head * self._planes + plane) * plane_words
             for j in range(self._vectors):
-                rows = [self._q[lanes_at(base + self._query(j, i) * WORDS, WORDS)] for i in range(LANES)]
-                for i, column in enumerate(transposed(rows)):
+                rows = [self._q[T.lanes_at(base + self._query(j, i) * WORDS, WORDS)] for i in range(LANES)]
+                for i, column in enumerate(T.transposed(rows)):
                     place = self._first_word + (plane * WORDS + i) * self._width + j * LANES
-                    store(self._words, place, column, LANES)
+                    T.store(self._words, place, column, LANES)
 
-        repeat(self._planes, load)
+        T.repeat(self._planes, load)
 
     def _keys(self, first: Expr, count: int) -> None:
         """Scores of a block of keys, their exponentials, and the values weighted by these."""
-        before = [bind(most.value) for most in self._most]
+        before = [T.bind(most.value) for most in self._most]
         self._set_biases(first, count)
         whole, rest = divmod(count, KEYS_OF_TILES)
         if whole:
-            repeat(whole, lambda i: self._score_pair(first, i * KEYS_OF_TILES, KEYS_OF_TILES))
+            T.repeat(whole, lambda i: self._score_pair(first, i * KEYS_OF_TILES, KEYS_OF_TILES))
         if rest:
             self._score_pair(first, whole * KEYS_OF_TILES, rest)
-        factors = [bind(decay(b - most.value, LANES)) for b, most in zip(before, self._most, strict=True)]
+        factors = [T.bind(decay(b - most.value, LANES)) for b, most in zip(before, self._most, strict=True)]
         if self._pieces > 1:
             for j, (total, factor) in enumerate(zip(self._total, factors, strict=True)):
                 total.set(total.value * factor)
-                store(self._factors, j * LANES, factor, LANES)
+                T.store(self._factors, j * LANES, factor, LANES)
         self._make_shares(count)
         self._make_values(first, count)
         for j in range(0, self._vectors, 2):
@@ -160,12 +148,12 @@ class _TileBlock(QueryBlock):
                 queries = [self._first_word + plane * (WORDS * self._width) + v * LANES for v in vectors]
                 bf16.PRODUCT.add(self._k, rows, WORDS, self._words, queries, self._width)
 
-            repeat(self._planes, add)
+            T.repeat(self._planes, add)
             store_tiles(self._raw, [[self._raw_at(i, v) for v in vectors] for i in range(tiles)])
-        scale = constant(self._spec.scale, LANES)
+        scale = T.constant(self._spec.scale, LANES)
         for i in range(count):
             raw = [
-                Register(LANES, self._raw[lanes_at(self._raw_at(i // TILE_ROWS, j) + i % TILE_ROWS * LANES, LANES)])
+                Register(LANES, self._raw[T.lanes_at(self._raw_at(i // TILE_ROWS, j) + i % TILE_ROWS * LANES, LANES)])
                 for j in range(self._vectors)
             ]
             for total in raw:
@@ -184,32 +172,32 @@ class _TileBlock(QueryBlock):
         whole, odd, chunks = count // 2, count % 2, -(-count // KEYS_OF_TILES)
 
         def exponential(key: Expr, j: int) -> Expr:
-            value = bind(decay(self._scores[self._local(key, j)] - self._most[j].value, LANES))
+            value = T.bind(decay(self._scores[self._local(key, j)] - self._most[j].value, LANES))
             self._total[j].add(value)
             return value
 
         def put(pair: Expr, j: int, value: Expr) -> None:
-            store(self._pairs, self._first_pair + pair * self._width + j * LANES, value, LANES)
+            T.store(self._pairs, self._first_pair + pair * self._width + j * LANES, value, LANES)
 
         def pair(index: Expr) -> None:
             for j in range(self._vectors):
                 put(index, j, bf16.interleave_words(exponential(2 * index, j), exponential(2 * index + 1, j)))
 
-        repeat(whole, pair)
+        T.repeat(whole, pair)
         for j in range(self._vectors):
             if odd:
-                put(whole, j, bf16.interleave_words(exponential(count - 1, j), constant(0.0, LANES)))
+                put(whole, j, bf16.interleave_words(exponential(count - 1, j), T.constant(0.0, LANES)))
             for index in range(whole + odd, chunks * WORDS):
-                put(index, j, constant(0, LANES, "int32"))
+                put(index, j, T.constant(0, LANES, "int32"))
 
         def transpose(chunk: Expr) -> None:
             for j in range(self._vectors):
                 places = [self._first_pair + (chunk * WORDS + i) * self._width + j * LANES for i in range(WORDS)]
-                rows = transposed([self._pairs[lanes_at(place, LANES)] for place in places])
+                rows = T.transposed([self._pairs[T.lanes_at(place, LANES)] for place in places])
                 for i, row in enumerate(rows):
-                    store(self._shares, self._share_at(chunk, j) + i * WORDS, row, WORDS)
+                    T.store(self._shares, self._share_at(chunk, j) + i * WORDS, row, WORDS)
 
-        repeat(chunks, transpose)
+        T.repeat(chunks, transpose)
 
     def _share_at(self, chunk: Expr, vector: int) -> Expr:
         return self._first_share + (chunk * self._vectors + vector) * TILE_ELEMENTS
@@ -217,26 +205,26 @@ class _TileBlock(QueryBlock):
     def _make_values(self, first: Expr, count: int) -> None:
         """Values as words of two keys."""
         plane = self._spec.keys * WORDS
-        zero = constant(0, WORDS // 2, "int32")
+        zero = T.constant(0, WORDS // 2, "int32")
 
         def pair(index: Expr, both: bool = True) -> None:
-            chunk = quotient(index, WORDS)
-            into = self._first_value + chunk * (self._blocks * TILE_ELEMENTS) + remainder(index, WORDS) * LANES
+            chunk = T.quotient(index, WORDS)
+            into = self._first_value + chunk * (self._blocks * TILE_ELEMENTS) + T.remainder(index, WORDS) * LANES
             for block in range(self._blocks):
                 base = (self._head * self._planes + block // 2) * plane + (first + 2 * index) * WORDS
                 base = base + block % 2 * (WORDS // 2)
-                even = self._v[lanes_at(base, WORDS // 2)]
-                odd = self._v[lanes_at(base + WORDS, WORDS // 2)] if both else zero
-                store(self._values, into + block * TILE_ELEMENTS, bf16.interleave_halves(even, odd), LANES)
+                even = self._v[T.lanes_at(base, WORDS // 2)]
+                odd = self._v[T.lanes_at(base + WORDS, WORDS // 2)] if both else zero
+                T.store(self._values, into + block * TILE_ELEMENTS, bf16.interleave_halves(even, odd), LANES)
 
-        repeat(count // 2, pair)
+        T.repeat(count // 2, pair)
         if count % 2:
             pair(count // 2, both=False)
         pairs = -(-count // 2)
         for index in range(pairs, -(-count // KEYS_OF_TILES) * WORDS):
             for block in range(self._blocks):
                 place = (index // WORDS * self._blocks + block) * TILE_ELEMENTS + index % WORDS * LANES
-                store(self._values, self._first_value + place, constant(0, LANES, "int32"), LANES)
+                T.store(self._values, self._first_value + place, T.constant(0, LANES, "int32"), LANES)
 
     def _multiply(self, vectors: range, block: int, chunks: int) -> None:
         """Add shares times values, of two blocks of channels."""
@@ -247,7 +235,7 @@ class _TileBlock(QueryBlock):
             values = [self._first_value + (chunk * self._blocks + block + b) * TILE_ELEMENTS for b in range(2)]
             bf16.PRODUCT.add(self._shares, shares, WORDS, self._values, values, WORDS)
 
-        repeat(chunks, add)
+        T.repeat(chunks, add)
         if self._pieces == 1:
             places = [[self._result_at(block + b, j * LANES) for b in range(2)] for j in vectors]
             store_tiles(self._result, places)
@@ -258,11 +246,13 @@ class _TileBlock(QueryBlock):
 
             def row(index: Expr, j: int = j, b: int = b, place: Expr = line[b]) -> None:
                 into = self._result_at(block + b, j * LANES + index)
-                factor = splat(self._factors[j * LANES + index], LANES)
-                value = self._result[lanes_at(into, LANES)] * factor + self._raw[lanes_at(place + index * LANES, LANES)]
-                store(self._result, into, value, LANES)
+                factor = T.splat(self._factors[j * LANES + index], LANES)
+                value = (
+                    self._result[T.lanes_at(into, LANES)] * factor + self._raw[T.lanes_at(place + index * LANES, LANES)]
+                )
+                T.store(self._result, into, value, LANES)
 
-            repeat(LANES, row)
+            T.repeat(LANES, row)
 
     def _result_at(self, block: Expr, query: Expr) -> Expr:
         return self._first_result + (block * self._width + query) * LANES
@@ -270,14 +260,14 @@ class _TileBlock(QueryBlock):
     def _store_results(self) -> None:
         y = bf16.Blocked(self._y, self._spec.queries * LANES, self._spec.output_layout)
         for j, total in enumerate(self._total):
-            store(self._factors, j * LANES, self._share(total.value), LANES)
+            T.store(self._factors, j * LANES, self._share(total.value), LANES)
 
         def save(block: Expr) -> None:
             for query in range(self._width):
-                share = splat(self._factors[query], LANES)
-                value = self._shared(self._result[lanes_at(self._result_at(block, query), LANES)], share)
+                share = T.splat(self._factors[query], LANES)
+                value = self._shared(self._result[T.lanes_at(self._result_at(block, query), LANES)], share)
                 place = (self._first + query) * LANES
                 output = self._head * self._blocks + block
-                when(self._is_query(query), partial(y.store, output, place, value, LANES))
+                T.when(self._is_query(query), partial(y.store, output, place, value, LANES))
 
-        repeat(self._blocks, save)
+        T.repeat(self._blocks, save)

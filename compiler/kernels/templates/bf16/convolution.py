@@ -28,6 +28,7 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, Layout, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -43,22 +44,7 @@ from gangway.compiler.kernels.templates.bands import BandWriter, band_kernel
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.bf16.work import LANES, Bf16Work, Taps, computes, reach, works
-from gangway.compiler.kernels.templates.builder import (
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    either,
-    lanes_at,
-    prefetch,
-    quotient,
-    repeat,
-    scratch,
-    store,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates.builder import Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import check
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.matmul import multiply_add, unrolled
@@ -143,7 +129,7 @@ class Patch:
         else:
             self.words = x
             row, column = first_row - spec.pads[0], first_column - spec.pads[1]
-            self.begin = bind(image.origin + row * image.row + column * WORDS)
+            self.begin = T.bind(image.origin + row * image.row + column * WORDS)
 
     def fill(self) -> None:
         """All of it."""
@@ -153,10 +139,10 @@ class Patch:
             self._fill_planar()
             return
         if self._work.spec.input_layout == "bf16":
-            repeat(self._work.planes, lambda plane: self._fill_plane(plane, both=True))
+            T.repeat(self._work.planes, lambda plane: self._fill_plane(plane, both=True))
             return
         blocks = self._work.geometry.input.blocks
-        repeat(blocks // 2, lambda plane: self._fill_plane(plane, both=True))
+        T.repeat(blocks // 2, lambda plane: self._fill_plane(plane, both=True))
         if blocks % 2:
             self._fill_plane(blocks // 2, both=False)
 
@@ -168,24 +154,24 @@ class Patch:
         down, across = work.taps
         step = spec.stride[1] * LANES
         for index, (a, b) in enumerate(product(down, across)):
-            start = bind(origin + a.phase * image.row + b.phase * LANES)
+            start = T.bind(origin + a.phase * image.row + b.phase * LANES)
             into = self.begin + plane * work.plane_words + index * (work.patch_rows * work.patch_columns * WORDS)
             rows, columns = work.rows + reach(a), work.columns + reach(b)
 
             def pixel(source: Expr, place: Expr) -> None:
                 if spec.input_layout == "bf16":
-                    store(self.words, place, self._x[lanes_at(source, WORDS)], WORDS)
+                    T.store(self.words, place, self._x[T.lanes_at(source, WORDS)], WORDS)
                     return
-                low = self._x[lanes_at(source, LANES)]
-                high = self._x[lanes_at(source + image.plane, LANES)] if both else constant(0.0, LANES)
-                store(self.words, place, bf16.pack_words(low, high), WORDS)
+                low = self._x[T.lanes_at(source, LANES)]
+                high = self._x[T.lanes_at(source + image.plane, LANES)] if both else T.constant(0.0, LANES)
+                T.store(self.words, place, bf16.pack_words(low, high), WORDS)
 
             def row(number: Expr, start: Expr = start, into: Expr = into, columns: int = columns) -> None:
                 source = start + number * (spec.stride[0] * image.row)
                 place = into + number * (work.patch_columns * WORDS)
                 unrolled(columns, lambda c: pixel(source + c * step, place + c * WORDS))
 
-            repeat(rows, row)
+            T.repeat(rows, row)
 
     def _fill_planar(self) -> None:
         work, spec, image = self._work, self._work.spec, self._work.geometry.input
@@ -194,21 +180,21 @@ class Patch:
 
         def plane(channel: int, place: Expr) -> Expr:
             if channel >= spec.in_channels:
-                return constant(0.0, LANES)
-            return self._x[lanes_at(channel * image.plane + place, LANES)]
+                return T.constant(0.0, LANES)
+            return self._x[T.lanes_at(channel * image.plane + place, LANES)]
 
         def some(row: Expr, index: Expr) -> None:
-            column = bind(at_most(index * LANES, columns - LANES))
-            source = bind(origin + row * image.row + column)
+            column = T.bind(T.at_most(index * LANES, columns - LANES))
+            source = T.bind(origin + row * image.row + column)
             for word in range(count):
                 value = bf16.interleave_words(plane(2 * word, source), plane(2 * word + 1, source))
-                store(self.words, self.begin + (row * columns + column) * count + word, value, LANES, count)
+                T.store(self.words, self.begin + (row * columns + column) * count + word, value, LANES, count)
 
-        repeat(work.patch_rows, lambda row: repeat(-(-columns // LANES), lambda index: some(row, index)))
-        zero = constant(0, WORDS, "int32")
+        T.repeat(work.patch_rows, lambda row: T.repeat(-(-columns // LANES), lambda index: some(row, index)))
+        zero = T.constant(0, WORDS, "int32")
         behind = work.patch_words - work.plane_words
         for place in range(0, behind - WORDS + 1, WORDS):
-            store(self.words, self.begin + work.plane_words + place, zero, WORDS)
+            T.store(self.words, self.begin + work.plane_words + place, zero, WORDS)
 
 
 class Bf16Writer(BandWriter):
@@ -225,14 +211,14 @@ class Bf16Writer(BandWriter):
 
     def group(self, group: Expr) -> None:
         """All outputs of a group of channel blocks."""
-        with_blocks(group, self._g.output.blocks, self._g.group_blocks, self.blocks)
+        T.with_blocks(group, self._g.output.blocks, self._g.group_blocks, self.blocks)
 
     def blocks(self, group: Expr, blocks: int) -> None:
         """The same of a group that has so many."""
         raise NotImplementedError
 
     def _weights_at(self, group: Expr) -> Expr:
-        return bind(group * (self._g.group_blocks * LANES * self._work.reduction_words))
+        return T.bind(group * (self._g.group_blocks * LANES * self._work.reduction_words))
 
     def _store(self, values: list[Expr], first: Expr, row: Expr, column: Expr) -> None:
         """Outputs of a pixel from channel block `first` on, which have their biases; `row` and `column` of the band."""
@@ -241,16 +227,16 @@ class Bf16Writer(BandWriter):
         def place(image: Image, layout: Layout, block: int) -> Expr:
             at = image.origin + (self._row + row) * image.row + (self._column + column) * LANES
             if layout == "bf16":
-                return (quotient(first, 2) + block // 2) * image.plane + at + block % 2 * (WORDS // 2)
+                return (T.quotient(first, 2) + block // 2) * image.plane + at + block % 2 * (WORDS // 2)
             return (first + block) * image.plane + at
 
         def finished(block: int, value: Expr) -> Expr:
             if spec.residual:
                 added = place(work.residual, spec.residual_layout, block)
                 if spec.residual_layout == "bf16":
-                    value = value + bf16.unpack_words(self._buffers["residual"][lanes_at(added, WORDS // 2)])
+                    value = value + bf16.unpack_words(self._buffers["residual"][T.lanes_at(added, WORDS // 2)])
                 else:
-                    value = value + self._buffers["residual"][lanes_at(added, LANES)]
+                    value = value + self._buffers["residual"][T.lanes_at(added, LANES)]
             return activate(value, spec.activation, LANES)
 
         results = [finished(block, value) for block, value in enumerate(values)]
@@ -258,7 +244,7 @@ class Bf16Writer(BandWriter):
         for block in range(0, len(results), 1 + stored):
             at = place(work.output, spec.output_layout, block)
             value = bf16.pack_words(results[block], results[block + 1]) if stored else results[block]
-            store(self._y, at, value, LANES)
+            T.store(self._y, at, value, LANES)
 
     def _planar_steps(self, width: int, body: Step) -> None:
         """`body` for every row of 16 words of the reduction, of a planar input. `width`: outputs of the group."""
@@ -274,7 +260,7 @@ class Bf16Writer(BandWriter):
                     last if step == work.row_steps - 1 else WORDS,
                 )
 
-        repeat(rows, line)
+        T.repeat(rows, line)
 
     def _steps(self, plane: Expr, words: int, width: int, body: Step) -> None:
         """The same of a plane of a blocked input."""
@@ -288,7 +274,7 @@ class Bf16Writer(BandWriter):
                 number = (plane * rows + a.first + i * a.step) * columns + b.first + j * b.step
                 body(phase + row * line + column * WORDS, number * (WORDS * width), words)
 
-            repeat(a.number, lambda i, b=b, tap=tap: repeat(b.number, partial(tap, i)))  # type: ignore[misc]
+            T.repeat(a.number, lambda i, b=b, tap=tap: T.repeat(b.number, partial(tap, i)))  # type: ignore[misc]
 
 
 class Vectors(Bf16Writer):
@@ -301,12 +287,12 @@ class Vectors(Bf16Writer):
     def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         work, first = self._work, group * self._g.group_blocks
         pixels = list(product(range(rows), range(width)))
-        bias = [self._bias[lanes_at((first + j) * LANES, LANES)] for j in range(blocks)]
+        bias = [self._bias[T.lanes_at((first + j) * LANES, LANES)] for j in range(blocks)]
         sums = [[Register(LANES, value) for value in bias] for _ in pixels]
         planar = work.spec.input_planar
         down, across = work.spec.stride if planar else (1, 1)
         line, step = down * work.row_words, across * work.pixel_words
-        base = bind(self.patch.begin + row * line + column * step)
+        base = T.bind(self.patch.begin + row * line + column * step)
         starts = [base + (r * line + c * step) for r, c in pixels]
         weights_at = self._weights_at(group)
 
@@ -314,8 +300,8 @@ class Vectors(Bf16Writer):
             places = [weights_at + weights + j * LANES for j in range(blocks)]
             if self._g.pixels > 1:
                 for where in places:
-                    prefetch(self._weights, where + PREFETCHED_WORDS)
-            vectors = [self._weights[lanes_at(where, LANES)] for where in places]
+                    T.prefetch(self._weights, where + PREFETCHED_WORDS)
+            vectors = [self._weights[T.lanes_at(where, LANES)] for where in places]
             numbers = [self.patch.words[start + place] for start in starts]
             multiply_add(sums, numbers, vectors, LANES, bf16.add_products)
 
@@ -327,7 +313,7 @@ class Vectors(Bf16Writer):
             self._planar_steps(blocks * LANES, reduce)
         else:
             if whole:
-                repeat(whole, lambda plane: self._steps(plane, WORDS, blocks * LANES, reduce))
+                T.repeat(whole, lambda plane: self._steps(plane, WORDS, blocks * LANES, reduce))
             if rest:
                 self._steps(whole, -(-rest // 2), blocks * LANES, reduce)
         for (r, c), totals in zip(pixels, sums, strict=True):
@@ -340,7 +326,7 @@ class Tiles(Bf16Writer):
     def begin(self) -> None:
         """What all groups of channel blocks need."""
         self.patch.fill()
-        begin_tiles(scratch(WORDS, "int32"))
+        begin_tiles(T.scratch(WORDS, "int32"))
         self.make_sums()
 
     def make_sums(self) -> None:
@@ -360,12 +346,12 @@ class Tiles(Bf16Writer):
 
         def panel(index: Expr, count: int) -> None:
             first, pairs = index * planes, work.tiles // 2
-            repeat(pairs, lambda pair: self._multiply(weights_at, (first, count), (pair, 2), blocks))
+            T.repeat(pairs, lambda pair: self._multiply(weights_at, (first, count), (pair, 2), blocks))
             if work.tiles % 2:
                 self._multiply(weights_at, (first, count), (pairs, 1), blocks)
 
         if whole:
-            repeat(whole, lambda index: panel(index, planes))
+            T.repeat(whole, lambda index: panel(index, planes))
         if rest:
             panel(whole, rest)
         self._finish(group, blocks)
@@ -376,20 +362,20 @@ class Tiles(Bf16Writer):
         if not work.spec.input_planar:
             return self.patch.begin + tile * TILE_ELEMENTS
         in_row = work.sum_columns // TILE_ROWS
-        row = quotient(tile, in_row)
+        row = T.quotient(tile, in_row)
         column = (tile - row * in_row) * (TILE_ROWS * work.spec.stride[1])
         return self.patch.begin + (row * (work.spec.stride[0] * work.patch_columns) + column) * work.pixel_words
 
     def _multiply(self, weights_at: Expr, planes: tuple[Expr, int], tiles: tuple[Expr, int], blocks: int) -> None:
         """Products of some planes, from the first on, for a pair of tiles or the last one."""
         work, (first, plane_count), (pair, count) = self._work, planes, tiles
-        tile = bind(pair * 2)
-        places = [bind(self._tile_at(tile + i)) for i in range(count)]
+        tile = T.bind(pair * 2)
+        places = [T.bind(self._tile_at(tile + i)) for i in range(count)]
         step = work.pixel_words * (work.spec.stride[1] if work.spec.input_planar else 1)
         sums = [
             [self._first_sum + (j * work.tiles + tile + i) * TILE_ELEMENTS for j in range(blocks)] for i in range(count)
         ]
-        either(
+        T.either(
             first == 0 if work.planes > work.panel_planes else True,
             lambda: zero_tiles(count, blocks),
             lambda: load_tiles(self._sums, sums),
@@ -397,31 +383,31 @@ class Tiles(Bf16Writer):
         pairs = -(-work.tiles // 2)
         step_words = blocks * TILE_ELEMENTS
         lines = -(-step_words // LANES // pairs)  # of the next panel, asked for meanwhile
-        ahead = bind(weights_at + work.panel_planes * (work.reduction_words // work.planes) * (blocks * LANES))
+        ahead = T.bind(weights_at + work.panel_planes * (work.reduction_words // work.planes) * (blocks * LANES))
         ahead = ahead + pair * (lines * LANES)
 
         def add(place: Expr, weights: Expr, _: int) -> None:
             inputs = [at + place for at in places]
             vectors = [weights_at + weights + j * LANES for j in range(blocks)]
             for line in range(lines):
-                prefetch(self._weights, ahead + weights + line * LANES, level=2)
+                T.prefetch(self._weights, ahead + weights + line * LANES, level=2)
             bf16.PRODUCT.add(self.patch.words, inputs, step, self._weights, vectors, blocks * LANES)
 
         if work.spec.input_planar:
             self._planar_steps(blocks * LANES, add)
         else:
-            repeat(plane_count, lambda plane: self._steps(first + plane, WORDS, blocks * LANES, add))
+            T.repeat(plane_count, lambda plane: self._steps(first + plane, WORDS, blocks * LANES, add))
         store_tiles(self._sums, sums)
 
     def _finish(self, group: Expr, blocks: int) -> None:
         """Bias, residual and activation."""
         work, first = self._work, group * self._g.group_blocks
-        bias = [bind(self._bias[lanes_at((first + j) * LANES, LANES)]) for j in range(blocks)]
+        bias = [T.bind(self._bias[T.lanes_at((first + j) * LANES, LANES)]) for j in range(blocks)]
 
         def pixel(row: Expr, column: Expr) -> None:
             position = row * work.sum_columns + column
             places = [self._first_sum + (position + j * (work.tiles * TILE_ROWS)) * LANES for j in range(blocks)]
-            values = [self._sums[lanes_at(place, LANES)] + bias[j] for j, place in enumerate(places)]
+            values = [self._sums[T.lanes_at(place, LANES)] + bias[j] for j, place in enumerate(places)]
             self._store(values, first, row, column)
 
-        repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))
+        T.repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import BatchPlan, ConvSpec
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates import convolution
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
@@ -24,24 +25,7 @@ from gangway.compiler.kernels.templates.amx.tiles import (
 )
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.work import LANES, Bf16Work, works
-from gangway.compiler.kernels.templates.builder import (
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    batch_argument,
-    bind,
-    choose,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    prefetch,
-    quotient,
-    repeat,
-    store,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates.builder import Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import MOST_ROWS, BatchWriter
 from gangway.compiler.kernels.templates.convolution import TILE_ROWS as REGISTER_ROWS
 from gangway.compiler.kernels.templates.float32_math import activate
@@ -70,9 +54,9 @@ def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         writer = (_TileRows if bf16.has_tiles(target) else _VectorRows)(work, rows, buffers)
-        with_blocks(number, g.output.blocks, g.group_blocks, writer.group)
+        T.with_blocks(number, g.output.blocks, g.group_blocks, writer.group)
 
-    return kernel(symbol, [*arguments, batch_argument(arguments)], task, bf16.functions(target))
+    return T.kernel(symbol, [*arguments, T.batch_argument(arguments)], task, bf16.functions(target))
 
 
 class _Rows(BatchWriter):
@@ -91,18 +75,20 @@ class _Rows(BatchWriter):
 
     def group(self, group: Expr, blocks: int) -> None:
         """All rows of one group of channel blocks."""
-        weights_at = bind(group * (self._g.group_blocks * LANES * self._work.reduction_words))
+        weights_at = T.bind(group * (self._g.group_blocks * LANES * self._work.reduction_words))
         whole, rest = divmod(self._steps, BLOCK_STEPS)
-        zero = constant(0.0, LANES)
-        repeat(blocks * self._most_rows, lambda index: store(self._sums, self._first_sum + index * LANES, zero, LANES))
+        zero = T.constant(0.0, LANES)
+        T.repeat(
+            blocks * self._most_rows, lambda index: T.store(self._sums, self._first_sum + index * LANES, zero, LANES)
+        )
 
         def block(index: Expr, count: int) -> None:
-            first = bind(index * BLOCK_STEPS)
+            first = T.bind(index * BLOCK_STEPS)
             self._round(first, count)
             self.add(weights_at + first * (WORDS * blocks * LANES), count, blocks)
 
         if whole:
-            repeat(whole, lambda index: block(index, BLOCK_STEPS))
+            T.repeat(whole, lambda index: block(index, BLOCK_STEPS))
         if rest:
             block(whole, rest)
         self._finish(group, blocks)
@@ -126,40 +112,40 @@ class _Rows(BatchWriter):
 
         def step(index: Expr) -> None:
             number = first + index
-            plane = bind(quotient(number, taps))
-            place = bind(plane * ((1 if stored else 2) * image.plane) + (number - plane * taps) * LANES)
+            plane = T.bind(T.quotient(number, taps))
+            place = T.bind(plane * ((1 if stored else 2) * image.plane) + (number - plane * taps) * LANES)
 
             def row(number: Expr, both: bool) -> None:
                 source = number * self._x_stride + place
                 if stored:
-                    store(self._inputs, self.input_at(index, number), self._x[lanes_at(source, WORDS)], WORDS)
+                    T.store(self._inputs, self.input_at(index, number), self._x[T.lanes_at(source, WORDS)], WORDS)
                     return
-                low = self._x[lanes_at(source, LANES)]
-                high = self._x[lanes_at(source + image.plane, LANES)] if both else constant(0.0, LANES)
-                store(self._inputs, self.input_at(index, number), bf16.pack_words(low, high), WORDS)
+                low = self._x[T.lanes_at(source, LANES)]
+                high = self._x[T.lanes_at(source + image.plane, LANES)] if both else T.constant(0.0, LANES)
+                T.store(self._inputs, self.input_at(index, number), bf16.pack_words(low, high), WORDS)
 
-            either(
+            T.either(
                 plane < image.blocks // 2 if odd else True,
-                lambda: repeat(self._rows, partial(row, both=True)),
-                lambda: repeat(self._rows, partial(row, both=False)),
+                lambda: T.repeat(self._rows, partial(row, both=True)),
+                lambda: T.repeat(self._rows, partial(row, both=False)),
             )
 
-        repeat(count, step)
+        T.repeat(count, step)
 
     def _finish(self, group: Expr, blocks: int) -> None:
         image, added, first = self._g.output, self._g.residual, group * self._g.group_blocks
-        bias = [bind(self._bias[lanes_at((first + j) * LANES, LANES)]) for j in range(blocks)]
+        bias = [T.bind(self._bias[T.lanes_at((first + j) * LANES, LANES)]) for j in range(blocks)]
 
         def row(number: Expr) -> None:
             for j in range(blocks):
-                value = self._sums[lanes_at(self.sum_at(j, number), LANES)] + bias[j]
+                value = self._sums[T.lanes_at(self.sum_at(j, number), LANES)] + bias[j]
                 if self._residual:
                     place = number * self._residual_stride + added.origin + (first + j) * added.plane
-                    value = value + self._residual[0][lanes_at(place, LANES)]
+                    value = value + self._residual[0][T.lanes_at(place, LANES)]
                 place = number * self._y_stride + image.origin + (first + j) * image.plane
-                store(self._y, place, activate(value, self._work.spec.activation, LANES), LANES)
+                T.store(self._y, place, activate(value, self._work.spec.activation, LANES), LANES)
 
-        repeat(self._rows, row)
+        T.repeat(self._rows, row)
 
 
 class _TileRows(_Rows):
@@ -175,7 +161,7 @@ class _TileRows(_Rows):
         """Add the products of a block of the reduction, so many rows of words."""
         for first in range(0, blocks, 2):
             columns = range(first, min(first + 2, blocks))
-            either(
+            T.either(
                 self._rows > TILE_ROWS,
                 partial(self._multiply, 2, columns, weights_at, count, blocks),
                 partial(self._multiply, 1, columns, weights_at, count, blocks),
@@ -191,10 +177,10 @@ class _TileRows(_Rows):
             for line in range(WORDS):  # of the next block: half by each of two pairs of columns
                 ahead = weights_at + (BLOCK_STEPS + index) * (blocks * TILE_ELEMENTS) + line * (blocks * LANES)
                 for j in columns:
-                    prefetch(self._weights, ahead + j * LANES, level=2)
+                    T.prefetch(self._weights, ahead + j * LANES, level=2)
             bf16.PRODUCT.add(self._inputs, inputs, WORDS, self._weights, vectors, blocks * LANES)
 
-        repeat(count, step)
+        T.repeat(count, step)
         store_tiles(self._sums, sums)
 
 
@@ -204,34 +190,34 @@ class _VectorRows(_Rows):
     def add(self, weights_at: Expr, count: int, blocks: int) -> None:
         """Add the products of a block of the reduction, so many rows of words."""
         most = min(REGISTER_ROWS, self._g.tile_pixels)
-        tiles = bind(quotient(self._rows + (most - 1), most))
+        tiles = T.bind(T.quotient(self._rows + (most - 1), most))
         sizes = balanced_sizes(range(1, self._most_rows + 1), most)
 
         def turn(index: Expr) -> None:
-            first = bind(quotient(index * self._rows, tiles))
-            size = bind(quotient((index + 1) * self._rows, tiles) - first)
-            choose(size, sizes, lambda rows: self._multiply(first, rows, weights_at, count, blocks))
+            first = T.bind(T.quotient(index * self._rows, tiles))
+            size = T.bind(T.quotient((index + 1) * self._rows, tiles) - first)
+            T.choose(size, sizes, lambda rows: self._multiply(first, rows, weights_at, count, blocks))
 
-        repeat(at_most(tiles, self._most_rows), turn)
+        T.repeat(T.at_most(tiles, self._most_rows), turn)
 
     def _multiply(self, first: Expr, rows: int, weights_at: Expr, count: int, blocks: int) -> None:
         places = [[self.sum_at(j, first + i) for j in range(blocks)] for i in range(rows)]
-        sums = [[Register(LANES, self._sums[lanes_at(place, LANES)]) for place in line] for line in places]
+        sums = [[Register(LANES, self._sums[T.lanes_at(place, LANES)]) for place in line] for line in places]
 
         def step(index: Expr) -> None:
-            inputs = [bind(self.input_at(index, first + i)) for i in range(rows)]
+            inputs = [T.bind(self.input_at(index, first + i)) for i in range(rows)]
 
             def word(number: Expr) -> None:
                 at = weights_at + (index * WORDS + number) * (blocks * LANES)
                 for j in range(blocks):
-                    prefetch(self._weights, at + BLOCK_STEPS * blocks * TILE_ELEMENTS + j * LANES, level=2)
-                vectors = [self._weights[lanes_at(at + j * LANES, LANES)] for j in range(blocks)]
+                    T.prefetch(self._weights, at + BLOCK_STEPS * blocks * TILE_ELEMENTS + j * LANES, level=2)
+                vectors = [self._weights[T.lanes_at(at + j * LANES, LANES)] for j in range(blocks)]
                 numbers = [self._inputs[place + number] for place in inputs]
                 multiply_add(sums, numbers, vectors, LANES, bf16.add_products)
 
-            repeat(WORDS, word)
+            T.repeat(WORDS, word)
 
-        repeat(count, step)
+        T.repeat(count, step)
         for line, totals in zip(places, sums, strict=True):
             for place, total in zip(line, totals, strict=True):
-                store(self._sums, place, total.value, LANES)
+                T.store(self._sums, place, total.value, LANES)

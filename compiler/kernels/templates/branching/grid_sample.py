@@ -14,25 +14,8 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import GridSampleSpec
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    at_least,
-    at_most,
-    bind,
-    constant,
-    floor,
-    keep,
-    kernel,
-    lanes_at,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, knob, make_plan
 
 _MOST_POINTS = 256  # of a task: what is found of them lies on the stack
@@ -55,56 +38,56 @@ def emit(spec: GridSampleSpec, plan: KernelPlan, target: TargetSpec, symbol: str
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, grid, y = buffers
-        image, begin = bind(quotient(number, parts)), bind(remainder(number, parts) * per_task)
-        count = bind(constant(at_most(per_task, spec.points - begin), 1, "int32"))
-        places, weights = scratch(4 * per_task, "int32"), scratch(4 * per_task)
+        image, begin = T.bind(T.quotient(number, parts)), T.bind(T.remainder(number, parts) * per_task)
+        count = T.bind(T.constant(T.at_most(per_task, spec.points - begin), 1, "int32"))
+        places, weights = T.scratch(4 * per_task, "int32"), T.scratch(4 * per_task)
 
         def point(index: Expr) -> None:
-            at = bind((image * spec.points + begin + index) * 2)
-            horizontal = keep(_place(spec, grid[at], spec.width))
-            vertical = keep(_place(spec, grid[at + 1], spec.height))
+            at = T.bind((image * spec.points + begin + index) * 2)
+            horizontal = T.keep(_place(spec, grid[at], spec.width))
+            vertical = T.keep(_place(spec, grid[at + 1], spec.height))
             is_near = tirx.And(_is_near(horizontal, spec.width), _is_near(vertical, spec.height))
             zero, one, none = tirx.const(0.0, "float32"), tirx.const(1.0, "float32"), tirx.const(-1, "int32")
-            is_near = keep(tirx.Select(is_near, tirx.const(1, "int32"), tirx.const(0, "int32")))
-            column, line = (keep(tirx.Select(is_near > 0, place, zero)) for place in (horizontal, vertical))
-            left, upper = (floor(place, "float32", 1) for place in (column, line))
-            across, down = keep(column - left), keep(line - upper)
-            first, top = (bind(tirx.Cast("int32", place)) for place in (left, upper))
+            is_near = T.keep(tirx.Select(is_near, tirx.const(1, "int32"), tirx.const(0, "int32")))
+            column, line = (T.keep(tirx.Select(is_near > 0, place, zero)) for place in (horizontal, vertical))
+            left, upper = (T.floor(place, "float32", 1) for place in (column, line))
+            across, down = T.keep(column - left), T.keep(line - upper)
+            first, top = (T.bind(tirx.Cast("int32", place)) for place in (left, upper))
             for corner, (lines, columns) in enumerate(_CORNERS):
-                row, place = bind(top + lines), bind(first + columns)
+                row, place = T.bind(top + lines), T.bind(first + columns)
                 inside = tirx.And(tirx.And(row >= 0, row < spec.height), tirx.And(place >= 0, place < spec.width))
                 inside = tirx.And(inside, is_near > 0)
-                store(places, corner * per_task + index, tirx.Select(inside, row * spec.width + place, none), 1)
+                T.store(places, corner * per_task + index, tirx.Select(inside, row * spec.width + place, none), 1)
                 share = (down if lines else one - down) * (across if columns else one - across)
-                store(weights, corner * per_task + index, share, 1)
+                T.store(weights, corner * per_task + index, share, 1)
 
         def channel(index: Expr) -> None:
-            source = bind((image * spec.channels + index) * pixels)
-            into = bind((image * spec.channels + index) * spec.points + begin)
+            source = T.bind((image * spec.channels + index) * pixels)
+            into = T.bind((image * spec.channels + index) * spec.points + begin)
 
             def sample(first: Expr, lanes: int) -> None:
                 terms: list[Expr] = []
                 for corner in range(len(_CORNERS)):
-                    at = lanes_at(corner * per_task + first, lanes)
-                    place = keep(places[at])
-                    pixel = keep(x[splat(source, lanes) + at_least(place, constant(0, lanes, "int32"))])
-                    is_inside = place >= constant(0, lanes, "int32")
-                    terms.append(keep(tirx.Select(is_inside, pixel, constant(0.0, lanes))) * weights[at])
-                store(y, into + first, reduce(add, terms), lanes)
+                    at = T.lanes_at(corner * per_task + first, lanes)
+                    place = T.keep(places[at])
+                    pixel = T.keep(x[T.splat(source, lanes) + T.at_least(place, T.constant(0, lanes, "int32"))])
+                    is_inside = place >= T.constant(0, lanes, "int32")
+                    terms.append(T.keep(tirx.Select(is_inside, pixel, T.constant(0.0, lanes))) * weights[at])
+                T.store(y, into + first, reduce(add, terms), lanes)
 
-            whole = bind(quotient(count, lanes))
-            repeat(whole, lambda step: sample(step * lanes, lanes))
-            repeat(count - whole * lanes, lambda index: sample(whole * lanes + index, 1))
+            whole = T.bind(T.quotient(count, lanes))
+            T.repeat(whole, lambda step: sample(step * lanes, lanes))
+            T.repeat(count - whole * lanes, lambda index: sample(whole * lanes + index, 1))
 
-        repeat(count, point)
-        repeat(spec.channels, channel)
+        T.repeat(count, point)
+        T.repeat(spec.channels, channel)
 
     arguments = [
         Argument("x", spec.images * spec.channels * pixels),
         Argument("grid", spec.images * spec.points * 2),
         Argument("y", spec.images * spec.channels * spec.points),
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def _place(spec: GridSampleSpec, number: Expr, length: int) -> Expr:
@@ -113,11 +96,11 @@ def _place(spec: GridSampleSpec, number: Expr, length: int) -> Expr:
     What has no integer of 64 bits, such as NaN, counts as -1, as it does in onnxruntime.
     """
     one, half = tirx.const(1.0, "float32"), tirx.const(0.5, "float32")
-    number = keep(number)
+    number = T.keep(number)
     if spec.align_corners:
-        place = keep((number + one) * half * tirx.const(float(length - 1), "float32"))
+        place = T.keep((number + one) * half * tirx.const(float(length - 1), "float32"))
     else:
-        place = keep(((number + one) * tirx.const(float(length), "float32") - one) * half)
+        place = T.keep(((number + one) * tirx.const(float(length), "float32") - one) * half)
     limit = tirx.const(_LIMIT, "float32")
     is_integer = tirx.And(place >= -limit, place < limit)
     return tirx.Select(is_integer, place, tirx.const(0.0 if spec.align_corners else -0.5, "float32"))

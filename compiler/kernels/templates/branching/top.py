@@ -14,26 +14,8 @@ from tvm.script.ir_builder import tirx as ir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import MOST_BEST, TopSpec
 from gangway.compiler.kernels.specs import KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    either,
-    keep,
-    kernel,
-    lane_maximum,
-    lanes_at,
-    repeat,
-    scratch,
-    splat,
-    store,
-    vector_lanes,
-    when,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 
 
@@ -50,48 +32,48 @@ def candidates(spec: TopSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 def emit(spec: TopSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, places, y."""
     per_task, count = knob(plan, "rows"), spec.count
-    lanes = vector_lanes(target.lanes * FLOAT_BYTES // np.dtype(spec.dtype).itemsize, spec.columns)
+    lanes = T.vector_lanes(target.lanes * FLOAT_BYTES // np.dtype(spec.dtype).itemsize, spec.columns)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, places, y = buffers
-        heap = _Heap(spec, scratch(count, spec.dtype), scratch(count, "int32"))
+        heap = _Heap(spec, T.scratch(count, spec.dtype), T.scratch(count, "int32"))
 
         def row(index: Expr) -> None:
-            line = bind(number * per_task + index)
-            begin, into = bind(line * spec.columns), bind(line * count)
+            line = T.bind(number * per_task + index)
+            begin, into = T.bind(line * spec.columns), T.bind(line * count)
 
             def first(place: Expr) -> None:
                 heap.sink(count - 1 - place, count, x[begin + place], place)
 
             def look(place: Expr) -> None:
-                when(
+                T.when(
                     _better(spec, x[begin + place], heap.values[0]),
                     lambda: heap.sink(0, count, x[begin + place], place),
                 )
 
             def vector(step: Expr) -> None:
-                place = bind(count + step * lanes)
-                values = keep(x[lanes_at(begin + place, lanes)])
-                better = _better(spec, values, splat(keep(heap.values[0]), lanes))
-                flags = tirx.Select(better, constant(1, lanes, "int32"), constant(0, lanes, "int32"))
-                found = lane_maximum(Register(lanes, flags, "int32"), lanes, "int32")
-                when(found > 0, lambda: repeat(lanes, lambda lane: look(place + lane)))
+                place = T.bind(count + step * lanes)
+                values = T.keep(x[T.lanes_at(begin + place, lanes)])
+                better = _better(spec, values, T.splat(T.keep(heap.values[0]), lanes))
+                flags = tirx.Select(better, T.constant(1, lanes, "int32"), T.constant(0, lanes, "int32"))
+                found = T.lane_maximum(Register(lanes, flags, "int32"), lanes, "int32")
+                T.when(found > 0, lambda: T.repeat(lanes, lambda lane: look(place + lane)))
 
             def last(done: Expr) -> None:
-                place, end = bind(heap.places[0]), bind(count - 1 - done)
-                store(y, into + end, x[begin + place], 1)
-                store(places, into + end, tirx.Cast("int64", place), 1)
+                place, end = T.bind(heap.places[0]), T.bind(count - 1 - done)
+                T.store(y, into + end, x[begin + place], 1)
+                T.store(places, into + end, tirx.Cast("int64", place), 1)
                 heap.sink(0, end, heap.values[end], heap.places[end])
 
-            repeat(count, first)
+            T.repeat(count, first)
             whole, rest = divmod(spec.columns - count, lanes)
             if whole:
-                repeat(whole, vector)
+                T.repeat(whole, vector)
             if rest:
-                repeat(rest, lambda i: look(count + whole * lanes + i))
-            repeat(count, last)
+                T.repeat(rest, lambda i: look(count + whole * lanes + i))
+            T.repeat(count, last)
 
-        repeat(at_most(per_task, spec.rows - number * per_task), row)
+        T.repeat(T.at_most(per_task, spec.rows - number * per_task), row)
 
     results = spec.rows * count
     arguments = [
@@ -99,7 +81,7 @@ def emit(spec: TopSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> An
         Argument("places", results, "int64"),
         Argument("y", results, spec.dtype),
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 @dataclass(frozen=True)
@@ -116,20 +98,20 @@ class _Heap:
         Of two children the worse one goes up: the left one if the right one is better than it. All choices are
         branches: they are foreseen half of the time, while what is selected waits for what it is selected by.
         """
-        number, place = keep(number), bind(constant(place, 1, "int32"))
-        at, end = Register(1, constant(start, 1, "int32"), "int32"), bind(constant(size, 1, "int32"))
+        number, place = T.keep(number), T.bind(T.constant(place, 1, "int32"))
+        at, end = Register(1, T.constant(start, 1, "int32"), "int32"), T.bind(T.constant(size, 1, "int32"))
 
         def move(child: Expr, value: Expr, its_place: Expr) -> None:
-            store(self.values, at.value, value, 1)
-            store(self.places, at.value, its_place, 1)
+            T.store(self.values, at.value, value, 1)
+            T.store(self.places, at.value, its_place, 1)
             at.set(child)
 
         left = Register(1, at.value * 2 + 1, "int32")
         with ir.While(left.value < end):
-            a = bind(left.value)
-            b = bind(at_most(a + 1, end - 1))  # the left one again, if there is no right one
-            first, second = keep(self.values[a]), keep(self.values[b])
-            first_place, second_place = bind(self.places[a]), bind(self.places[b])
+            a = T.bind(left.value)
+            b = T.bind(T.at_most(a + 1, end - 1))  # the left one again, if there is no right one
+            first, second = T.keep(self.values[a]), T.keep(self.values[b])
+            first_place, second_place = T.bind(self.places[a]), T.bind(self.places[b])
             left.set(end)  # which ends the loop
 
             def down(child: Expr, value: Expr, its_place: Expr) -> None:
@@ -137,16 +119,16 @@ class _Heap:
                 left.set(at.value * 2 + 1)
 
             def worse() -> None:
-                either(
+                T.either(
                     self._better(second, second_place, first, first_place),
                     lambda: down(a, first, first_place),
                     lambda: down(b, second, second_place),
                 )
 
             def right_one() -> None:
-                when(self._better(number, place, second, second_place), lambda: down(b, second, second_place))
+                T.when(self._better(number, place, second, second_place), lambda: down(b, second, second_place))
 
-            either(self._better(number, place, first, first_place), worse, right_one)
+            T.either(self._better(number, place, first, first_place), worse, right_one)
         move(at.value, number, place)
 
     def _better(self, a: Expr, a_place: Expr, b: Expr, b_place: Expr) -> Expr:

@@ -15,21 +15,8 @@ from tvm.script.ir_builder import tirx as ir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import TreeSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    is_nan,
-    kernel,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    store,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import UnsupportedSpecError, knob, make_plan
 
 BUNDLE = 8  # trees whose steps alternate
@@ -83,18 +70,18 @@ def emit(spec: TreeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
     per_task, per_group = knob(plan, "rows"), _per_group(spec)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        first, group = quotient(number, spec.groups) * per_task, remainder(number, spec.groups)
+        first, group = T.quotient(number, spec.groups) * per_task, T.remainder(number, spec.groups)
 
         def row(index: Expr) -> None:
             place = first + index
-            sums = scratch(spec.targets, spec.dtype)
+            sums = T.scratch(spec.targets, spec.dtype)
             start = tirx.const(_START[spec.operator], spec.dtype)
-            repeat(spec.targets, lambda i: store(sums, i, start, 1))
-            repeat(per_group, lambda bundle: _bundle(spec, buffers, place, group * per_group + bundle, sums))
+            T.repeat(spec.targets, lambda i: T.store(sums, i, start, 1))
+            T.repeat(per_group, lambda bundle: _bundle(spec, buffers, place, group * per_group + bundle, sums))
             into = (place * spec.groups + group) * spec.targets
-            repeat(spec.targets, lambda i: store(buffers[-1], into + i, sums[i], 1))
+            T.repeat(spec.targets, lambda i: T.store(buffers[-1], into + i, sums[i], 1))
 
-        repeat(at_most(per_task, spec.rows - first), row)
+        T.repeat(T.at_most(per_task, spec.rows - first), row)
 
     nodes, leaves = spec.inner + _leaf_count(spec), _leaf_count(spec)
     arguments = [
@@ -106,7 +93,7 @@ def emit(spec: TreeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
         Argument("targets", 1 if spec.dense else leaves, "int32"),
         Argument("y", spec.rows * spec.groups * spec.targets, spec.dtype),
     ]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def _bundle(spec: TreeSpec, buffers: tuple[Buffer, ...], row: Expr, bundle: Expr, sums: Buffer) -> None:
@@ -116,29 +103,31 @@ def _bundle(spec: TreeSpec, buffers: tuple[Buffer, ...], row: Expr, bundle: Expr
     least = reduce(tirx.Min, [place.value for place in places])
     with ir.While(least < tirx.const(spec.inner, "int32")):
         for place in places:
-            place.set(_child(spec, buffers, row, bind(place.value)))
+            place.set(_child(spec, buffers, row, T.bind(place.value)))
     for place in places:
-        _take(spec, buffers, bind(place.value - spec.inner), sums)
+        _take(spec, buffers, T.bind(place.value - spec.inner), sums)
 
 
 def _child(spec: TreeSpec, buffers: tuple[Buffer, ...], row: Expr, node: Expr) -> Expr:
     x, thresholds, links, *_ = buffers
     value = Register(1, x[row * spec.columns + links[node * 4]], spec.dtype).value
-    first, second = bind(links[node * 4 + 1]), bind(links[node * 4 + 2])
-    child = bind(tirx.Select(value <= thresholds[node], first, second))
+    first, second = T.bind(links[node * 4 + 1]), T.bind(links[node * 4 + 2])
+    child = T.bind(tirx.Select(value <= thresholds[node], first, second))
     if not spec.missing:
         return child
-    leads_first = tirx.And(is_nan(value, spec.dtype, 1), links[node * 4 + 3] > 0)
+    leads_first = tirx.And(T.is_nan(value, spec.dtype, 1), links[node * 4 + 3] > 0)
     return tirx.Select(leads_first, first, child)
 
 
 def _take(spec: TreeSpec, buffers: tuple[Buffer, ...], leaf: Expr, sums: Buffer) -> None:
     _, _, _, _, weights, targets, _ = buffers
     if spec.dense:
-        repeat(spec.targets, lambda i: store(sums, i, _combined(spec, sums[i], weights[leaf * spec.targets + i]), 1))
+        T.repeat(
+            spec.targets, lambda i: T.store(sums, i, _combined(spec, sums[i], weights[leaf * spec.targets + i]), 1)
+        )
     else:
-        at = bind(targets[leaf]) if spec.targets > 1 else 0
-        store(sums, at, _combined(spec, sums[at], weights[leaf]), 1)
+        at = T.bind(targets[leaf]) if spec.targets > 1 else 0
+        T.store(sums, at, _combined(spec, sums[at], weights[leaf]), 1)
 
 
 def _combined(spec: TreeSpec, old: Expr, new: Expr) -> Expr:

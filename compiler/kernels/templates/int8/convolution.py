@@ -20,6 +20,7 @@ from typing import Any
 from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
 from gangway.compiler.kernels.int8_specs import FACTORS
 from gangway.compiler.kernels.specs import BYTES_CHANNELS, ConvSpec, KernelPlan
+from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -31,25 +32,7 @@ from gangway.compiler.kernels.templates.amx.tiles import (
     store_tiles,
 )
 from gangway.compiler.kernels.templates.bands import BandWriter, band_kernel
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    bind,
-    constant,
-    either,
-    lanes_at,
-    prefetch,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    splat,
-    store,
-    tirx,
-    when,
-)
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import WORD_CHANNELS
@@ -92,59 +75,59 @@ class _Band(BandWriter):
         self._work, self._lanes, self.x = work, work.lanes, buffers["x"]
         if work.spec.dynamic:
             factors = buffers["factors"]
-            self._scale, self._zero = bind(splat(factors[0], self._lanes)), bind(tirx.Cast("int32", factors[3]))
+            self._scale, self._zero = T.bind(T.splat(factors[0], self._lanes)), T.bind(tirx.Cast("int32", factors[3]))
         else:
-            self._zeros = bind(int8.twice(tirx.Cast("int32", buffers["zero"][0]), self._lanes))
+            self._zeros = T.bind(int8.twice(tirx.Cast("int32", buffers["zero"][0]), self._lanes))
         super().__init__(work, buffers, band)
         spec, image = work.spec, work.input
         row = self._row * spec.stride[0] - spec.pads[0]
         column = self._column * spec.stride[1] - spec.pads[1]
-        self.origin = bind(image.origin + row * image.row + column * work.pixel_words)
+        self.origin = T.bind(image.origin + row * image.row + column * work.pixel_words)
 
     def begin(self) -> None:
         """What all groups need."""
         if self._work.spec.weight_zeros:
-            self._windows = scratch(self._work.rows * self._work.columns, "int32")
-            repeat(self._work.rows, lambda row: repeat(self._work.columns, partial(self._window, row)))
+            self._windows = T.scratch(self._work.rows * self._work.columns, "int32")
+            T.repeat(self._work.rows, lambda row: T.repeat(self._work.columns, partial(self._window, row)))
 
     def _window(self, row: Expr, column: Expr) -> None:
         """Keep the sum of what a pixel's window sees, less the zero point."""
         work, spec, lanes = self._work, self._work.spec, self._lanes
         (rows, columns), (down, across), image = spec.kernel, spec.dilation, work.input
         base = self.origin + row * (spec.stride[0] * image.row) + column * (spec.stride[1] * work.pixel_words)
-        ones, base = self._buffers["integers"], bind(base)
-        total, first = Register(lanes, constant(0, lanes, "int32"), "int32"), 2 * work.halves * work.half_channels
+        ones, base = self._buffers["integers"], T.bind(base)
+        total, first = Register(lanes, T.constant(0, lanes, "int32"), "int32"), 2 * work.halves * work.half_channels
 
         def add(place: Expr, plane: Expr) -> None:
             for word in range(0, WORDS, lanes):
-                part = self.x[lanes_at(base + place + word, lanes)]
-                one = ones[lanes_at(first + plane * WORDS + word, lanes)]
+                part = self.x[T.lanes_at(base + place + word, lanes)]
+                one = ones[T.lanes_at(first + plane * WORDS + word, lanes)]
                 total.set(int8.add_words(total.value, part, one, lanes))
 
         def tap(plane: Expr, i: Expr, j: Expr) -> None:
             add(plane * image.plane + i * (down * image.row) + j * (across * WORDS), plane)
 
         if spec.input_layout == "pixels":
-            repeat(rows, lambda i: add(i * image.row, 0))
+            T.repeat(rows, lambda i: add(i * image.row, 0))
         else:
-            repeat(work.planes, lambda p: repeat(rows, lambda i: repeat(columns, partial(tap, p, i))))
+            T.repeat(work.planes, lambda p: T.repeat(rows, lambda i: T.repeat(columns, partial(tap, p, i))))
         numbers = spec.in_channels * rows * columns
-        store(self._windows, row * work.columns + column, int8.total(total.value) - self._zero * numbers, 1)
+        T.store(self._windows, row * work.columns + column, int8.total(total.value) - self._zero * numbers, 1)
 
     def starts(self, half: Expr, halves: int) -> list[Expr]:
         """What sums of the blocks of some halves begin with."""
         lanes = self._lanes
         if not self._work.spec.dynamic:
             return self.factors(self._buffers["bias"], half, halves)
-        sums, zero = self.factors(self._buffers["integers"], half, halves), splat(self._zero, lanes)
-        return [bind(constant(0, lanes, "int32") - total * zero) for total in sums]
+        sums, zero = self.factors(self._buffers["integers"], half, halves), T.splat(self._zero, lanes)
+        return [T.bind(T.constant(0, lanes, "int32") - total * zero) for total in sums]
 
     def last_factors(self, half: Expr, halves: int) -> list[list[Expr]]:
         """What each block's sums are multiplied by; of dynamic ones the bias, and zero points of weights, too."""
         if not self._work.spec.dynamic:
             return [[factor] for factor in self.factors(self._buffers["multiplier"], half, halves)]
         numbers, integers = self._buffers["numbers"], self._buffers["integers"]
-        scales = [bind(scale * self._scale) for scale in self.factors(numbers, half, halves)]
+        scales = [T.bind(scale * self._scale) for scale in self.factors(numbers, half, halves)]
         behind = self._work.halves * self._work.half_channels
         others = [self.factors(numbers, half, halves, behind)]
         if self._work.spec.weight_zeros:
@@ -153,9 +136,9 @@ class _Band(BandWriter):
 
     def group(self, group: Expr) -> None:
         """All outputs of a group."""
-        group, work = bind(group), self._work
+        group, work = T.bind(group), self._work
         rest = work.halves % work.group_halves
-        either(
+        T.either(
             group < work.groups - 1 if rest else True,
             lambda: self.halves(group, work.group_halves),
             lambda: self.halves(group, rest),
@@ -172,7 +155,7 @@ class _Band(BandWriter):
         step_units = work.step_words * work.row_units
         if work.spec.input_layout == "pixels":
             words = columns * work.source_words
-            repeat(rows, lambda i: body(i * source.row, weights_at + i * step_units, words))
+            T.repeat(rows, lambda i: body(i * source.row, weights_at + i * step_units, words))
             return
 
         def plane(number: Expr, words: int) -> None:
@@ -180,20 +163,20 @@ class _Band(BandWriter):
                 place = number * source.plane + i * (down * source.row) + j * (across * work.source_words)
                 body(place, weights_at + ((number * rows + i) * columns + j) * step_units, words)
 
-            repeat(rows, lambda i: repeat(columns, partial(tap, i)))
+            T.repeat(rows, lambda i: T.repeat(columns, partial(tap, i)))
 
         whole, rest = divmod(work.spec.in_channels, BYTES_CHANNELS)
         if work.tiled or not rest:
-            repeat(work.planes, lambda number: plane(number, work.step_words))
+            T.repeat(work.planes, lambda number: plane(number, work.step_words))
             return
         if whole:
-            repeat(whole, lambda number: plane(number, work.step_words))
+            T.repeat(whole, lambda number: plane(number, work.step_words))
         plane(whole, -(-rest // work.word_channels))
 
     def factors(self, numbers: Buffer, half: Expr, halves: int, begin: int = 0) -> list[Expr]:
         """Biases, multipliers and their kind of the blocks of some halves; `begin`: where they are among others."""
         first, lanes = begin + half * self._work.half_channels, self._lanes
-        return [bind(numbers[lanes_at(first + j * lanes, lanes)]) for j in range(halves * HALF_BLOCKS)]
+        return [T.bind(numbers[T.lanes_at(first + j * lanes, lanes)]) for j in range(halves * HALF_BLOCKS)]
 
     def store(self, sums: list[Expr], factors: list[list[Expr]], half: Expr, row: Expr, column: Expr) -> None:
         """Outputs of a pixel of the band, from a half on, of sums with what they begin with.
@@ -209,8 +192,8 @@ class _Band(BandWriter):
         numbers = [tirx.Cast(kind, total) * factor for total, (factor,) in zip(sums, factors, strict=True)]
         if spec.output_layout == "bytes":
             at = image.origin + place[0] * image.row + place[1] * image.lanes
-            at = at + quotient(half, work.group_halves) * image.plane
-            at = at + remainder(half, work.group_halves) * work.half_channels
+            at = at + T.quotient(half, work.group_halves) * image.plane
+            at = at + T.remainder(half, work.group_halves) * work.half_channels
             int8.store_packed(self._y, at, numbers, self._zeros, self._lanes)
             return
         self._store_blocks(lambda block: numbers[block], len(numbers), half, place)
@@ -220,7 +203,7 @@ class _Band(BandWriter):
         place = self._row + row, self._column + column
         window = None
         if spec.weight_zeros:
-            window = bind(splat(self._windows[row * work.columns + column], lanes))
+            window = T.bind(T.splat(self._windows[row * work.columns + column], lanes))
 
         def number(block: int) -> Expr:
             total, (scale, bias, *zeros) = sums[block], factors[block]
@@ -230,7 +213,7 @@ class _Band(BandWriter):
             if spec.residual:
                 at = image.origin + place[0] * image.row + place[1] * lanes
                 at = at + (half * HALF_BLOCKS + block) * image.plane
-                value = value + self._buffers["residual"][lanes_at(at, lanes)]
+                value = value + self._buffers["residual"][T.lanes_at(at, lanes)]
             return value
 
         self._store_blocks(number, len(sums), half, place)
@@ -242,11 +225,11 @@ class _Band(BandWriter):
 
         def one(block: int) -> None:
             value = activate(number(block), spec.activation, lanes)
-            store(self._y, at + (half * HALF_BLOCKS + block) * image.plane, value, lanes)
+            T.store(self._y, at + (half * HALF_BLOCKS + block) * image.plane, value, lanes)
 
         for block in range(count):
             inside = half * HALF_BLOCKS + block < work.blocks
-            when(inside if work.blocks % HALF_BLOCKS and block % HALF_BLOCKS else True, partial(one, block))
+            T.when(inside if work.blocks % HALF_BLOCKS and block % HALF_BLOCKS else True, partial(one, block))
 
 
 class _Vectors(_Band):
@@ -258,18 +241,18 @@ class _Vectors(_Band):
         self._source, self._first = self.x, self.origin
         if self._work.paired:
             source = self._work.source
-            self._source, self._first = scratch(source.elements + self._lanes, "int32"), 0
-            repeat(self._work.planes, lambda plane: repeat(source.height, partial(self._widen, plane)))
+            self._source, self._first = T.scratch(source.elements + self._lanes, "int32"), 0
+            T.repeat(self._work.planes, lambda plane: T.repeat(source.height, partial(self._widen, plane)))
 
     def _widen(self, plane: Expr, row: Expr) -> None:
         """Make pairs of what the band sees of a row of x; the last ones may be those of other pixels."""
         work, lanes = self._work, self._lanes
-        x_at = bind(self.origin + plane * work.input.plane + row * work.input.row)
-        at, words = bind(plane * work.source.plane + row * work.source.row), lanes // 2
+        x_at = T.bind(self.origin + plane * work.input.plane + row * work.input.row)
+        at, words = T.bind(plane * work.source.plane + row * work.source.row), lanes // 2
 
         def some(index: Expr) -> None:
-            pairs = int8.unsigned_pairs(self.x[lanes_at(x_at + index * words, words)], lanes)
-            store(self._source, at + index * lanes, pairs, lanes)
+            pairs = int8.unsigned_pairs(self.x[T.lanes_at(x_at + index * words, words)], lanes)
+            T.store(self._source, at + index * lanes, pairs, lanes)
 
         unrolled(-(-work.source.row // lanes), some)
 
@@ -279,10 +262,10 @@ class _Vectors(_Band):
         count = min(halves, work.tile_halves)
 
         def some(part: Expr) -> None:
-            half = bind(group * work.group_halves + part * count)
+            half = T.bind(group * work.group_halves + part * count)
             work.cut.each_tile(0, work.cut.bands, partial(self._tile, half, count))
 
-        repeat(halves // count, some)
+        T.repeat(halves // count, some)
 
     def _tile(self, half: Expr, halves: int, row: Expr, column: Expr, rows: int, width: int) -> None:
         work, lanes, pixels = self._work, self._lanes, list(product(range(rows), range(width)))
@@ -290,7 +273,7 @@ class _Vectors(_Band):
         sums = [[Register(lanes, value, "int32") for value in bias] for _ in pixels]
         down, across = work.spec.stride
         line, step = down * work.source.row, across * work.source_words
-        base = bind(self._first + row * line + column * step)
+        base = T.bind(self._first + row * line + column * step)
         starts = [base + (r * line + c * step) for r, c in pixels]
         units = work.row_units // HALF_BLOCKS  # of a vector
         unit_bytes = 1 if work.paired else WORD_CHANNELS
@@ -301,8 +284,8 @@ class _Vectors(_Band):
         def word(place: Expr, weights: Expr) -> None:
             places = [weights + i * work.half_units + j * units for i in range(halves) for j in range(HALF_BLOCKS)]
             for where in places[::vectors_of_line]:
-                prefetch(self._weights, where + ahead)
-            vectors = [self._weights[lanes_at(where, units)] for where in places]
+                T.prefetch(self._weights, where + ahead)
+            vectors = [self._weights[T.lanes_at(where, units)] for where in places]
             vectors = [int8.signed_pairs(vector, lanes) if work.paired else vector for vector in vectors]
             numbers = [self._source[start + place] for start in starts]
             multiply_add(sums, numbers, vectors, lanes, partial(add, lanes=lanes))
@@ -310,7 +293,7 @@ class _Vectors(_Band):
         def reduce(place: Expr, weights: Expr, words: int) -> None:
             unrolled(words, lambda number: word(place + number, weights + number * work.row_units))
 
-        self.reduce(bind(half * work.half_units), reduce)
+        self.reduce(T.bind(half * work.half_units), reduce)
         factors = self.last_factors(half, halves)
         for (r, c), totals in zip(pixels, sums, strict=True):
             self.store([total.value for total in totals], factors, half, row + r, column + c)
@@ -322,9 +305,9 @@ class _Tiles(_Band):
     def begin(self) -> None:
         """What all groups need."""
         super().begin()
-        begin_tiles(scratch(WORDS, "int32"))
+        begin_tiles(T.scratch(WORDS, "int32"))
         if self._work.spec.dynamic:
-            self._starts = scratch(self._work.half_channels, "int32")
+            self._starts = T.scratch(self._work.half_channels, "int32")
         self._sums, self._first_sum = line_scratch(self._work.tiles * 2 * HALF_BLOCKS * TILE_ELEMENTS, "int32")
 
     def end(self) -> None:
@@ -336,14 +319,14 @@ class _Tiles(_Band):
         pairs = self._work.tiles // 2
 
         def half(index: Expr) -> None:
-            number = bind(group * self._work.group_halves + index)
+            number = T.bind(group * self._work.group_halves + index)
             self._begin_half(number)
             if pairs:
-                repeat(pairs, lambda pair: self._multiply(number, index, pair, 2))
+                T.repeat(pairs, lambda pair: self._multiply(number, index, pair, 2))
             if self._work.tiles % 2:
                 self._multiply(number, index, pairs, 1)
 
-        repeat(halves, half)
+        T.repeat(halves, half)
         self._finish(group, halves)
 
     def _begin_half(self, number: Expr) -> None:
@@ -353,10 +336,10 @@ class _Tiles(_Band):
         )
         if not self._work.spec.dynamic:
             return
-        zero = splat(self._zero, WORDS)
+        zero = T.splat(self._zero, WORDS)
         for j in range(HALF_BLOCKS):
-            sums = self._buffers["integers"][lanes_at(number * self._work.half_channels + j * WORDS, WORDS)]
-            store(self._starts, j * WORDS, constant(0, WORDS, "int32") - sums * zero, WORDS)
+            sums = self._buffers["integers"][T.lanes_at(number * self._work.half_channels + j * WORDS, WORDS)]
+            T.store(self._starts, j * WORDS, T.constant(0, WORDS, "int32") - sums * zero, WORDS)
 
     def _tile_at(self, tile: Expr) -> Expr:
         """Where in x a tile begins."""
@@ -364,15 +347,15 @@ class _Tiles(_Band):
         if work.wraps:
             return self.origin + tile * (TILE_ROWS * work.pixel_words)
         down, across = work.spec.stride
-        row = quotient(tile, work.row_tiles)
+        row = T.quotient(tile, work.row_tiles)
         column = tile - row * work.row_tiles
         return self.origin + row * (down * work.input.row) + column * (TILE_ROWS * across * work.pixel_words)
 
     def _multiply(self, number: Expr, half: Expr, pair: Expr, count: int) -> None:
         """All products of a pair of tiles, or of the last one, and a pair of blocks: this one, of its group `half`."""
         work = self._work
-        tile = bind(pair * 2)
-        places = [bind(self._tile_at(tile + i)) for i in range(count)]
+        tile = T.bind(pair * 2)
+        places = [T.bind(self._tile_at(tile + i)) for i in range(count)]
         step = work.pixel_words * work.spec.stride[1]
         lines = -(-2 * WORDS // -(-work.tiles // 2))  # of weights, asked for meanwhile
         ahead = PREFETCHED_STEPS * WORDS * work.row_units + pair * (lines * WORDS)
@@ -380,13 +363,13 @@ class _Tiles(_Band):
         start_tiles(count, start, [first + j * WORDS for j in range(HALF_BLOCKS)])
 
         def add(place: Expr, weights: Expr, _: int) -> None:
-            at = bind(weights)
+            at = T.bind(weights)
             for line in range(lines):
-                prefetch(self._weights, at + ahead + line * WORDS, level=2)
+                T.prefetch(self._weights, at + ahead + line * WORDS, level=2)
             vectors = [at + j * WORDS for j in range(HALF_BLOCKS)]
             int8.PRODUCT.add(self.x, [where + place for where in places], step, self._weights, vectors, work.row_units)
 
-        self.reduce(bind(number * work.half_units), add)
+        self.reduce(T.bind(number * work.half_units), add)
         sums = [
             [
                 self._first_sum + ((half * HALF_BLOCKS + j) * work.tiles + tile + i) * TILE_ELEMENTS
@@ -399,13 +382,13 @@ class _Tiles(_Band):
     def _finish(self, group: Expr, halves: int) -> None:
         """What follows the sums."""
         work = self._work
-        first = bind(group * work.group_halves)
+        first = T.bind(group * work.group_halves)
         factors = self.last_factors(first, halves)
 
         def pixel(row: Expr, column: Expr) -> None:
             at = self._first_sum + (row * work.sum_columns + column) * WORDS
             places = [at + j * (work.tiles * TILE_ELEMENTS) for j in range(halves * HALF_BLOCKS)]
-            sums = [self._sums[lanes_at(place, WORDS)] for place in places]
+            sums = [self._sums[T.lanes_at(place, WORDS)] for place in places]
             self.store(sums, factors, first, row, column)
 
-        repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))
+        T.repeat(work.rows, lambda row: unrolled(work.columns, partial(pixel, row)))

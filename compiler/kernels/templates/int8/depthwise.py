@@ -14,21 +14,8 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.int8_specs import FACTORS
 from gangway.compiler.kernels.specs import BYTES_CHANNELS, ConvSpec, KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    kernel,
-    lanes_at,
-    repeat,
-    splat,
-    store,
-    tirx,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.tiling import Image, each_tile, plane_plan, planned_tasks, segments
@@ -82,8 +69,8 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, weights, sums, multiplier, *others, y = buffers
         factors = others[-1]  # of a dynamic one; else the zero point
-        zero = bind(splat(tirx.Cast("int32", factors[3 if spec.dynamic else 0]), lanes))
-        scale = bind(splat(factors[0], lanes))
+        zero = T.bind(T.splat(tirx.Cast("int32", factors[3 if spec.dynamic else 0]), lanes))
+        scale = T.bind(T.splat(factors[0], lanes))
 
         def finished(total: Expr, factor: Expr, where: Expr) -> Expr:
             if not spec.dynamic:
@@ -92,19 +79,19 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
 
         def tile(plane: Expr, row: Expr, block: Expr, column: Expr, width: int) -> None:
             channel = block * lanes
-            where = lanes_at(plane * BYTES_CHANNELS + channel, lanes)
-            first = constant(0, lanes, "int32") - sums[where] * zero if spec.dynamic else sums[where]
-            added = bind(tirx.Cast(f"float32x{lanes}", first))
-            factor = bind(multiplier[where] * scale if spec.dynamic else multiplier[where])
+            where = T.lanes_at(plane * BYTES_CHANNELS + channel, lanes)
+            first = T.constant(0, lanes, "int32") - sums[where] * zero if spec.dynamic else sums[where]
+            added = T.bind(tirx.Cast(f"float32x{lanes}", first))
+            factor = T.bind(multiplier[where] * scale if spec.dynamic else multiplier[where])
             totals = [Register(lanes, added) for _ in range(width)]
-            base = bind(
+            base = T.bind(
                 plane * x_image.plane + x_image.origin + channel + (row * down - spec.pads[0]) * x_image.row
                 + (column * across - spec.pads[1]) * BYTES_CHANNELS
             )  # fmt: skip
 
             def window_row(i: Expr) -> None:
-                at = bind((plane * rows + i) * (columns * BYTES_CHANNELS) + channel)
-                taps = [bind(int8.floats_of(weights, at + j * BYTES_CHANNELS, lanes)) for j in range(columns)]
+                at = T.bind((plane * rows + i) * (columns * BYTES_CHANNELS) + channel)
+                taps = [T.bind(int8.floats_of(weights, at + j * BYTES_CHANNELS, lanes)) for j in range(columns)]
                 for place in range((width - 1) * across + columns):
                     users = [
                         (pixel, place - pixel * across)
@@ -113,22 +100,22 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
                     ]
                     if not users:
                         continue
-                    value = bind(int8.floats_of(x, base + i * x_image.row + place * BYTES_CHANNELS, lanes))
+                    value = T.bind(int8.floats_of(x, base + i * x_image.row + place * BYTES_CHANNELS, lanes))
                     for pixel, tap in users:
                         totals[pixel].add(value * taps[tap])
 
-            repeat(rows, window_row)
+            T.repeat(rows, window_row)
             out = y_image.origin + row * y_image.row + column * y_image.lanes
             blocked = (plane * plane_blocks + block) * y_image.plane
             out = out + (blocked if spec.dynamic else plane * y_image.plane + channel)
             for pixel, total in enumerate(totals):
-                store(y, out + pixel * y_image.lanes, finished(total.value, factor, where), lanes)
+                T.store(y, out + pixel * y_image.lanes, finished(total.value, factor, where), lanes)
 
         def line(plane: Expr, row: Expr) -> None:
-            blocks = at_most(plane_blocks, y_image.blocks - plane * plane_blocks) if spec.dynamic else plane_blocks
-            repeat(blocks, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
+            blocks = T.at_most(plane_blocks, y_image.blocks - plane * plane_blocks) if spec.dynamic else plane_blocks
+            T.repeat(blocks, lambda block: each_tile(tiles, partial(tile, plane, row, block)))
 
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, lambda plane, row: line(T.bind(plane), T.bind(row)))
 
     channels = x_image.blocks * BYTES_CHANNELS
     last = [Argument("bias", channels), Argument("factors", FACTORS)] if spec.dynamic else [Argument("zero", 1)]
@@ -140,4 +127,4 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
         *last,
         Argument("y", y_image.elements, "float32" if spec.dynamic else "uint8"),
     ]
-    return kernel(symbol, arguments, task, int8.functions(target))
+    return T.kernel(symbol, arguments, task, int8.functions(target))

@@ -10,26 +10,8 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.int8_specs import FACTORS, Int8FactorsSpec, Int8QuantiseSpec, Int8RangeSpec
 from gangway.compiler.kernels.specs import BYTES_CHANNELS, KernelPlan
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    bind,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    quotient,
-    repeat,
-    round_even,
-    splat,
-    store,
-    tirx,
-    vector_lanes,
-    when,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.images import haloed_line
 from gangway.compiler.kernels.templates.tiling import Image, make_plan, plane_plan, planned_tasks
@@ -52,29 +34,29 @@ def range_emit(spec: Int8RangeSpec, plan: KernelPlan, target: TargetSpec, symbol
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
         if spec.plain:
-            limits = _Limits(vector_lanes(VECTORS * lanes, spec.channels))
+            limits = _Limits(T.vector_lanes(VECTORS * lanes, spec.channels))
             size = -(-spec.channels // spec.parts)
-            first = bind(number * size)
-            limits.line(x, first, at_most(size, spec.channels - first), spec.channels)
+            first = T.bind(number * size)
+            limits.line(x, first, T.at_most(size, spec.channels - first), spec.channels)
         else:
-            limits = _Limits(vector_lanes(VECTORS * lanes, spec.width * lanes))
+            limits = _Limits(T.vector_lanes(VECTORS * lanes, spec.width * lanes))
             lines = image.blocks * spec.height
             size = -(-lines // spec.parts)
-            first = bind(number * size)
-            repeat(at_most(size, lines - first), lambda i: _blocked_line(limits, x, image, bind(first + i)))
+            first = T.bind(number * size)
+            T.repeat(T.at_most(size, lines - first), lambda i: _blocked_line(limits, x, image, T.bind(first + i)))
         for index, value in enumerate(limits.found()):
-            store(y, 2 * number + index, value, 1)
+            T.store(y, 2 * number + index, value, 1)
 
     elements = spec.channels if spec.plain else image.elements
-    return kernel(symbol, [Argument("x", elements), Argument("y", 2 * spec.parts)], task, int8.functions(target))
+    return T.kernel(symbol, [Argument("x", elements), Argument("y", 2 * spec.parts)], task, int8.functions(target))
 
 
 def _blocked_line(limits: "_Limits", x: Buffer, image: Image, line: Expr) -> None:
     """A row of a plane."""
-    plane, lanes = bind(quotient(line, image.height)), image.lanes
-    begin = bind(plane * image.plane + image.origin + (line - plane * image.height) * image.row)
+    plane, lanes = T.bind(T.quotient(line, image.height)), image.lanes
+    begin = T.bind(plane * image.plane + image.origin + (line - plane * image.height) * image.row)
     rest, length = image.channels % lanes, image.width * lanes
-    either(
+    T.either(
         plane < image.blocks - 1 if rest else True,
         lambda: limits.line(x, begin, length, begin + length),
         lambda: limits.line(x, begin, length, begin + length, rest, lanes),
@@ -86,23 +68,23 @@ class _Limits:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._least, self._largest = (Register(lanes, constant(0.0, lanes)) for _ in range(2))
+        self._least, self._largest = (Register(lanes, T.constant(0.0, lanes)) for _ in range(2))
 
     def line(self, x: Buffer, first: Expr, length: Expr, end: Expr, channels: int = 0, block: int = 1) -> None:
         """Adjacent numbers, of which the last vectors may be read twice; `channels`: of each block, so many count."""
         lanes = self._lanes
 
         def some(index: Expr) -> None:
-            value = x[lanes_at(at_most(first + index * lanes, end - lanes), lanes)]
+            value = x[T.lanes_at(T.at_most(first + index * lanes, end - lanes), lanes)]
             if channels:
                 lane = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), lanes)
-                inside = (lane & constant(block - 1, lanes, "int32")) < constant(channels, lanes, "int32")
-                value = tirx.Select(inside, value, constant(0.0, lanes))
-            value = bind(value)
+                inside = (lane & T.constant(block - 1, lanes, "int32")) < T.constant(channels, lanes, "int32")
+                value = tirx.Select(inside, value, T.constant(0.0, lanes))
+            value = T.bind(value)
             self._least.set(tirx.Min(value, self._least.value))
             self._largest.set(tirx.Max(value, self._largest.value))
 
-        repeat(quotient(length + (lanes - 1), lanes), some)
+        T.repeat(T.quotient(length + (lanes - 1), lanes), some)
 
     def found(self) -> list[Expr]:
         """Both, of all lanes."""
@@ -133,16 +115,16 @@ def factors_emit(spec: Int8FactorsSpec, plan: KernelPlan, target: TargetSpec, sy
             least.set(tirx.Min(x[2 * index], least.value))
             largest.set(tirx.Max(x[2 * index + 1], largest.value))
 
-        repeat(spec.parts, part)
-        width = bind(largest.value - least.value)
+        T.repeat(spec.parts, part)
+        width = T.bind(largest.value - least.value)
         scale = Register(1, tirx.const(1.0, "float32"))
-        when(width > zero, lambda: scale.set(width / steps))
+        T.when(width > zero, lambda: scale.set(width / steps))
         begin = tirx.Max(zero, tirx.Min(steps, zero - least.value / scale.value))
-        point = bind(round_even(begin, "float32", 1))
+        point = T.bind(T.round_even(begin, "float32", 1))
         for index, value in enumerate((scale.value, zero - point, steps - point, point)):
-            store(y, index, value, 1)
+            T.store(y, index, value, 1)
 
-    return kernel(symbol, [Argument("x", 2 * spec.parts), Argument("y", FACTORS)], task)
+    return T.kernel(symbol, [Argument("x", 2 * spec.parts), Argument("y", FACTORS)], task)
 
 
 def quantise_candidates(spec: Int8QuantiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -164,28 +146,28 @@ def quantise_emit(spec: Int8QuantiseSpec, plan: KernelPlan, target: TargetSpec, 
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
-        scale, point = bind(splat(factors[0], lanes)), bind(tirx.Cast("int32", factors[3]))
-        zeros = bind(int8.twice(point, lanes))
-        border = bind(splat(tirx.Cast("uint8", point), BYTES_CHANNELS))
+        scale, point = T.bind(T.splat(factors[0], lanes)), T.bind(tirx.Cast("int32", factors[3]))
+        zeros = T.bind(int8.twice(point, lanes))
+        border = T.bind(T.splat(tirx.Cast("uint8", point), BYTES_CHANNELS))
 
         def pixel(plane: Expr, row: Expr, count: int, column: Expr) -> None:
             at = x_image.origin + row * x_image.row + column * lanes + plane * (blocks * x_image.plane)
-            found = [bind(x[lanes_at(at + block * x_image.plane, lanes)] / scale) for block in range(count)]
+            found = [T.bind(x[T.lanes_at(at + block * x_image.plane, lanes)] / scale) for block in range(count)]
             place = plane * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
             int8.store_packed(y, place, found, zeros, lanes)
 
         def pixels(plane: Expr, row: Expr) -> None:
-            either(
+            T.either(
                 plane < whole if rest else True,
-                lambda: repeat(image.width, partial(pixel, plane, row, blocks)),
-                lambda: repeat(image.width, partial(pixel, plane, row, rest)),
+                lambda: T.repeat(image.width, partial(pixel, plane, row, blocks)),
+                lambda: T.repeat(image.width, partial(pixel, plane, row, rest)),
             )
 
         def fill(plane: Expr, row: Expr, first: int, count: int) -> None:
-            at = bind(plane * image.plane + row * image.row + first * BYTES_CHANNELS)
-            repeat(count, lambda i: store(y, at + i * BYTES_CHANNELS, border, BYTES_CHANNELS))
+            at = T.bind(plane * image.plane + row * image.row + first * BYTES_CHANNELS)
+            T.repeat(count, lambda i: T.store(y, at + i * BYTES_CHANNELS, border, BYTES_CHANNELS))
 
         tasks.each(number, partial(haloed_line, image, pixels, fill))
 
     arguments = [Argument("x", x_image.elements), Argument("factors", FACTORS), Argument("y", image.elements, "uint8")]
-    return kernel(symbol, arguments, task, int8.functions(target))
+    return T.kernel(symbol, arguments, task, int8.functions(target))

@@ -21,24 +21,8 @@ from gangway.compiler.kernels.specs import (
     PoolSpec,
     RawWeights,
 )
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_least,
-    at_most,
-    bind,
-    constant,
-    either,
-    kernel,
-    lanes_at,
-    repeat,
-    round_even,
-    splat,
-    store,
-    tirx,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.elementwise import combined
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.int8 import instructions as int8
@@ -71,7 +55,7 @@ def haloed_line(
     row: Expr,
 ) -> None:
     """A row of a plane, counted with the halo: `inside(plane, row)`, and `fill(plane, row, column, columns)` of it."""
-    plane, row, halo = bind(plane), bind(row), image.halo
+    plane, row, halo = T.bind(plane), T.bind(row), image.halo
     if not halo:
         inside(plane, row)
         return
@@ -82,7 +66,7 @@ def haloed_line(
         fill(plane, row, halo + image.width, halo)
 
     condition = tirx.And(row >= halo, row < halo + image.height)
-    either(condition, line, lambda: fill(plane, row, 0, image.width + 2 * halo))
+    T.either(condition, line, lambda: fill(plane, row, 0, image.width + 2 * halo))
 
 
 def elementwise_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -108,9 +92,9 @@ def elementwise_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: Tar
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         a, factors, *others, y = buffers
         inputs = [a, *others]
-        scales = [[bind(splat(factors[2 * i + k], lanes)) for k in range(2)] for i in range(count)]
-        inverse = bind(splat(factors[2 * count], lanes))
-        zeros = bind(int8.twice(tirx.Cast("int32", factors[2 * count + 1]), lanes))
+        scales = [[T.bind(T.splat(factors[2 * i + k], lanes)) for k in range(2)] for i in range(count)]
+        inverse = T.bind(T.splat(factors[2 * count], lanes))
+        zeros = T.bind(int8.twice(tirx.Cast("int32", factors[2 * count + 1]), lanes))
 
         def place(image: Image, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
             at = image.origin + row * image.row + column * image.lanes
@@ -120,10 +104,10 @@ def elementwise_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: Tar
 
         def operand(index: int, plane: Expr, block: int, row: Expr, column: Expr) -> Expr:
             if spec.vectors[index]:
-                return inputs[index][lanes_at((plane * blocks + block) * lanes, lanes)]
+                return inputs[index][T.lanes_at((plane * blocks + block) * lanes, lanes)]
             at = place(images[index], plane, block, row, column)
             if spec.input_layouts[index] == "blocked":
-                return inputs[index][lanes_at(at, lanes)]
+                return inputs[index][T.lanes_at(at, lanes)]
             scale, shift = scales[index]
             scaled = int8.floats_of(inputs[index], at, lanes) * scale
             return scaled if spec.in_steps and index else scaled + shift
@@ -134,32 +118,32 @@ def elementwise_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: Tar
                 for block in range(inside):
                     values = [operand(index, plane, block, row, column) for index in range(count)]
                     value = activate(combined(spec.operator, values), spec.activation, lanes)
-                    results.append(bind(value if spec.in_steps else _limited(value * inverse, lanes)))
+                    results.append(T.bind(value if spec.in_steps else _limited(value * inverse, lanes)))
                 if spec.output_layout == "bytes":  # what is behind the last channels is surplus
                     int8.store_packed(y, place(result, plane, 0, row, column), results, zeros, lanes)
                     return
                 for block, value in enumerate(results):
-                    store(y, place(result, plane, block, row, column), value, lanes)
+                    T.store(y, place(result, plane, block, row, column), value, lanes)
 
-            either(
+            T.either(
                 plane < spec.channels // BYTES_CHANNELS if rest else True,
-                lambda: repeat(spec.width, lambda column: pixel(column, blocks)),
-                lambda: repeat(spec.width, lambda column: pixel(column, rest)),
+                lambda: T.repeat(spec.width, lambda column: pixel(column, blocks)),
+                lambda: T.repeat(spec.width, lambda column: pixel(column, rest)),
             )
 
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, lambda plane, row: line(T.bind(plane), T.bind(row)))
 
     def argument(name: str, image: Image, layout: Layout) -> Argument:
         return Argument(name, image.elements, "uint8" if layout == "bytes" else "float32")
 
     named = [argument(*each) for each in zip("ab", images, spec.input_layouts, strict=False)]
     arguments = [named[0], Argument("factors", 2 * count + 2), *named[1:], argument("y", result, spec.output_layout)]
-    return kernel(symbol, arguments, task, int8.functions(target))
+    return T.kernel(symbol, arguments, task, int8.functions(target))
 
 
 def _limited(steps: Expr, lanes: int) -> Expr:
     """Numbers that conversion to integers takes for large ones if they are; NaN stays."""
-    most = constant(MOST_STEPS, lanes)
+    most = T.constant(MOST_STEPS, lanes)
     return tirx.Select(steps > most, most, steps)
 
 
@@ -185,8 +169,8 @@ def pool_emit(spec: PoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
 
     def clipped(place: Expr, axis: int, length: int) -> tuple[Expr, Expr]:
         begin = place * spec.stride[axis] - spec.pads[axis]
-        first = bind(at_least(begin, 0))
-        return first, bind(at_most(begin + spec.kernel[axis], length) - first)
+        first = T.bind(T.at_least(begin, 0))
+        return first, T.bind(T.at_most(begin + spec.kernel[axis], length) - first)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
@@ -196,23 +180,23 @@ def pool_emit(spec: PoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
 
             def pixel(column: Expr) -> None:
                 left, columns = clipped(column, 1, spec.width)
-                largest = Register(BYTES_CHANNELS, constant(0, BYTES_CHANNELS, "uint8"), "uint8")
-                base = bind(plane * x_image.plane + x_image.origin + top * x_image.row + left * BYTES_CHANNELS)
+                largest = Register(BYTES_CHANNELS, T.constant(0, BYTES_CHANNELS, "uint8"), "uint8")
+                base = T.bind(plane * x_image.plane + x_image.origin + top * x_image.row + left * BYTES_CHANNELS)
 
                 def one(i: Expr, j: Expr) -> None:
                     at = base + i * x_image.row + j * BYTES_CHANNELS
-                    largest.set(tirx.Max(largest.value, x[lanes_at(at, BYTES_CHANNELS)]))
+                    largest.set(tirx.Max(largest.value, x[T.lanes_at(at, BYTES_CHANNELS)]))
 
-                repeat(rows, lambda i: repeat(columns, partial(one, i)))
+                T.repeat(rows, lambda i: T.repeat(columns, partial(one, i)))
                 at = plane * y_image.plane + y_image.origin + row * y_image.row + column * BYTES_CHANNELS
-                store(y, at, largest.value, BYTES_CHANNELS)
+                T.store(y, at, largest.value, BYTES_CHANNELS)
 
-            repeat(y_image.width, pixel)
+            T.repeat(y_image.width, pixel)
 
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, lambda plane, row: line(T.bind(plane), T.bind(row)))
 
     arguments = [Argument("x", x_image.elements, "uint8"), Argument("y", y_image.elements, "uint8")]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -230,20 +214,20 @@ def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symb
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
-        scale, shift = (bind(splat(factors[index], lanes)) for index in range(2))
+        scale, shift = (T.bind(T.splat(factors[index], lanes)) for index in range(2))
 
         def plane(number: Expr, count: int) -> None:
-            sums = [Register(lanes, constant(0, lanes, "int32"), "int32") for _ in range(count)]
+            sums = [Register(lanes, T.constant(0, lanes, "int32"), "int32") for _ in range(count)]
 
             def pixel(row: Expr, column: Expr) -> None:
                 at = number * image.plane + image.origin + row * image.row + column * BYTES_CHANNELS
                 for block, total in enumerate(sums):
-                    total.add(tirx.Cast(f"int32x{lanes}", x[lanes_at(at + block * lanes, lanes)]))
+                    total.add(tirx.Cast(f"int32x{lanes}", x[T.lanes_at(at + block * lanes, lanes)]))
 
-            repeat(spec.height, lambda row: repeat(spec.width, partial(pixel, row)))
+            T.repeat(spec.height, lambda row: T.repeat(spec.width, partial(pixel, row)))
             for block, total in enumerate(sums):
                 value = tirx.Cast(f"float32x{lanes}", total.value) * scale + shift
-                store(y, (number * plane_blocks + block) * lanes, value, lanes)
+                T.store(y, (number * plane_blocks + block) * lanes, value, lanes)
 
         whole, rest = divmod(blocks, plane_blocks)
 
@@ -253,12 +237,12 @@ def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symb
             elif not whole:
                 plane(number, rest)
             else:
-                either(number < whole, lambda: plane(number, plane_blocks), lambda: plane(number, rest))
+                T.either(number < whole, lambda: plane(number, plane_blocks), lambda: plane(number, rest))
 
-        tasks.each(number, lambda number, _: one(bind(number)))
+        tasks.each(number, lambda number, _: one(T.bind(number)))
 
     arguments = [Argument("x", image.elements, "uint8"), Argument("factors", 2), Argument("y", blocks * lanes)]
-    return kernel(symbol, arguments, task)
+    return T.kernel(symbol, arguments, task)
 
 
 def _pack_image(spec: PackSpec) -> Image:
@@ -288,14 +272,14 @@ def pack_emit(spec: PackSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
 
     def quantised_words(value: Expr, factors: Buffer, count: int) -> Expr:
         """Numbers as integers from 0 to 255; NaN becomes the least."""
-        scale, least, largest, zero = (splat(factors[i], count) if count > 1 else factors[i] for i in range(4))
+        scale, least, largest, zero = (T.splat(factors[i], count) if count > 1 else factors[i] for i in range(4))
         limited = tirx.Min(tirx.Max(value / scale, least), largest)
         kind = "int32" if count == 1 else f"int32x{count}"
-        return tirx.Cast(kind, round_even(limited, "float32", count) + zero)
+        return tirx.Cast(kind, T.round_even(limited, "float32", count) + zero)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, factors, y = buffers
-        zero = bind(tirx.Cast("int32", factors[3]) * tirx.const(0x01010101, "int32"))
+        zero = T.bind(tirx.Cast("int32", factors[3]) * tirx.const(0x01010101, "int32"))
 
         def words(plane: Expr, row: Expr, column: Expr, word: int) -> None:
             total = None
@@ -304,25 +288,25 @@ def pack_emit(spec: PackSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
                 known = pixels or spec.channels % BYTES_CHANNELS == 0
                 if pixels and word * PIXELS_CHANNELS + index >= spec.channels:
                     continue
-                inside = channel if known else at_most(channel, spec.channels - 1)  # surplus is any number
+                inside = channel if known else T.at_most(channel, spec.channels - 1)  # surplus is any number
                 at = (inside * spec.height + row) * spec.width + column
-                part = quantised_words(x[lanes_at(at, lanes)], factors, lanes)
-                part = part << constant(8 * index, lanes, "int32")
+                part = quantised_words(x[T.lanes_at(at, lanes)], factors, lanes)
+                part = part << T.constant(8 * index, lanes, "int32")
                 total = part if total is None else total | part
             place = plane * image.plane + image.origin + row * image.row + column * image.lanes + word
-            store(y, place, total, lanes, image.lanes)
+            T.store(y, place, total, lanes, image.lanes)
 
         def interior(plane: Expr, row: Expr) -> None:
             def some(index: Expr) -> None:
-                column = bind(at_most(index * lanes, spec.width - lanes))
+                column = T.bind(T.at_most(index * lanes, spec.width - lanes))
                 for word in range(image.lanes):
                     words(plane, row, column, word)
 
-            repeat(-(-spec.width // lanes), some)
+            T.repeat(-(-spec.width // lanes), some)
 
         def fill(plane: Expr, row: Expr, first: int, count: int) -> None:
             at = plane * image.plane + row * image.row + first * image.lanes
-            repeat(count * image.lanes, lambda i: store(y, at + i, zero, 1))
+            T.repeat(count * image.lanes, lambda i: T.store(y, at + i, zero, 1))
 
         tasks.each(number, partial(haloed_line, image, interior, fill))
 
@@ -330,23 +314,23 @@ def pack_emit(spec: PackSpec, plan: KernelPlan, target: TargetSpec, symbol: str)
         x, factors, y = buffers
 
         def plane(index: Expr, _: Expr) -> None:
-            count = at_most(BYTES_CHANNELS, spec.channels - index * BYTES_CHANNELS)
+            count = T.at_most(BYTES_CHANNELS, spec.channels - index * BYTES_CHANNELS)
 
             def some(at: Expr, count: int) -> None:
                 kind = "uint8" if count == 1 else f"uint8x{count}"
-                value = tirx.Cast(kind, quantised_words(x[lanes_at(at, count)], factors, count))
-                store(y, at, value, count)
+                value = tirx.Cast(kind, quantised_words(x[T.lanes_at(at, count)], factors, count))
+                T.store(y, at, value, count)
 
             first = index * BYTES_CHANNELS
-            repeat(count // target.lanes, lambda i: some(first + i * target.lanes, target.lanes))
+            T.repeat(count // target.lanes, lambda i: some(first + i * target.lanes, target.lanes))
             if spec.channels % target.lanes:
-                repeat(count % target.lanes, lambda i: some(first + count // target.lanes * target.lanes + i, 1))
+                T.repeat(count % target.lanes, lambda i: some(first + count // target.lanes * target.lanes + i, 1))
 
-        tasks.each(number, lambda index, row: plane(bind(index), row))
+        tasks.each(number, lambda index, row: plane(T.bind(index), row))
 
     result = Argument("y", image.elements * (4 if vector else 1), "uint8" if vector else "int32")
     arguments = [Argument("x", spec.channels * spec.height * spec.width), Argument("factors", 4), result]
-    return kernel(symbol, arguments, vector_task if vector else task)
+    return T.kernel(symbol, arguments, vector_task if vector else task)
 
 
 def table_candidates(spec: Int8TableSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -368,33 +352,33 @@ def table_emit(spec: Int8TableSpec, plan: KernelPlan, target: TargetSpec, symbol
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, table, y = buffers
-        parts = [bind(table[lanes_at(part * BYTES_CHANNELS, BYTES_CHANNELS)]) for part in range(4)]
+        parts = [T.bind(table[T.lanes_at(part * BYTES_CHANNELS, BYTES_CHANNELS)]) for part in range(4)]
 
         def line(plane: Expr, row: Expr) -> None:
-            source = bind(plane * x_image.plane + x_image.origin + row * x_image.row)
-            place = bind(plane * y_image.plane + y_image.origin + row * y_image.row)
+            source = T.bind(plane * x_image.plane + x_image.origin + row * x_image.row)
+            place = T.bind(plane * y_image.plane + y_image.origin + row * y_image.row)
 
             def pixel(column: Expr) -> None:
-                numbers = x[lanes_at(source + column * BYTES_CHANNELS, BYTES_CHANNELS)]
-                store(y, place + column * BYTES_CHANNELS, int8.looked_up(numbers, parts), BYTES_CHANNELS)
+                numbers = x[T.lanes_at(source + column * BYTES_CHANNELS, BYTES_CHANNELS)]
+                T.store(y, place + column * BYTES_CHANNELS, int8.looked_up(numbers, parts), BYTES_CHANNELS)
 
             def one(index: Expr) -> None:
-                store(y, place + index, table[tirx.Cast("int32", x[source + index])], 1)
+                T.store(y, place + index, table[tirx.Cast("int32", x[source + index])], 1)
 
-            either(
+            T.either(
                 int8.has_permutation(target),
-                lambda: repeat(spec.width, pixel),
-                lambda: repeat(spec.width * BYTES_CHANNELS, one),
+                lambda: T.repeat(spec.width, pixel),
+                lambda: T.repeat(spec.width * BYTES_CHANNELS, one),
             )
 
-        tasks.each(number, lambda plane, row: line(bind(plane), bind(row)))
+        tasks.each(number, lambda plane, row: line(T.bind(plane), T.bind(row)))
 
     arguments = [
         Argument("x", x_image.elements, "uint8"),
         Argument("table", 256, "uint8"),
         Argument("y", y_image.elements, "uint8"),
     ]
-    return kernel(symbol, arguments, task, int8.functions(target))
+    return T.kernel(symbol, arguments, task, int8.functions(target))
 
 
 def halo_candidates(spec: Int8HaloSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -415,14 +399,14 @@ def halo_emit(spec: Int8HaloSpec, plan: KernelPlan, target: TargetSpec, symbol: 
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         y, zeros = buffers
-        zero = bind(splat(zeros[0], BYTES_CHANNELS))
+        zero = T.bind(T.splat(zeros[0], BYTES_CHANNELS))
 
         def pixels(first: Expr, count: int) -> None:
-            at = bind(number * image.plane + first * BYTES_CHANNELS)
-            repeat(count, lambda i: store(y, at + i * BYTES_CHANNELS, zero, BYTES_CHANNELS))
+            at = T.bind(number * image.plane + first * BYTES_CHANNELS)
+            T.repeat(count, lambda i: T.store(y, at + i * BYTES_CHANNELS, zero, BYTES_CHANNELS))
 
         pixels(0, halo * padded + halo)
-        repeat(image.height - 1, lambda row: pixels((halo + row) * padded + halo + image.width, 2 * halo))
+        T.repeat(image.height - 1, lambda row: pixels((halo + row) * padded + halo + image.width, 2 * halo))
         pixels((halo + image.height - 1) * padded + halo + image.width, halo + halo * padded)
 
-    return kernel(symbol, [Argument("y", image.elements, "uint8"), Argument("zero", 1, "uint8")], task)
+    return T.kernel(symbol, [Argument("y", image.elements, "uint8"), Argument("zero", 1, "uint8")], task)

@@ -22,30 +22,8 @@ import numpy as np
 from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
 from gangway.compiler.kernels.packed_specs import ZERO_POINTS, PackedDenseSpec, is_possible
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, PackedWeights, RawWeights
-from gangway.compiler.kernels.templates.builder import (
-    Argument,
-    Buffer,
-    Expr,
-    Register,
-    at_most,
-    batch_argument,
-    bind,
-    choose,
-    constant,
-    either,
-    keep,
-    kernel,
-    lanes_at,
-    prefetch,
-    quotient,
-    remainder,
-    repeat,
-    scratch,
-    store,
-    tirx,
-    when,
-    with_blocks,
-)
+from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.convolution import CALL_FLOPS, MOST_ROWS, PREFETCHED_ELEMENTS
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.matmul import Sums, multiply_add
@@ -167,22 +145,22 @@ def emit(spec: PackedDenseSpec, plan: KernelPlan, target: TargetSpec, symbol: st
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         place = _Rows(g.lanes, g.input.plane, g.lanes, g.lanes, g.output.plane)
         writer = _Writer(g, buffers, place)
-        part, first_group = remainder(number, parts), quotient(number, parts) * size
+        part, first_group = T.remainder(number, parts), T.quotient(number, parts) * size
 
         def group(index: Expr, blocks: int) -> None:
             if g.tiles == 1:
                 writer.direct(index, blocks, spec.positions)
                 return
-            first = bind(quotient(part * g.tiles, parts))
-            count = bind(quotient((part + 1) * g.tiles, parts) - first)
+            first = T.bind(T.quotient(part * g.tiles, parts))
+            count = T.bind(T.quotient((part + 1) * g.tiles, parts) - first)
             writer.unpacked(index, blocks, _Tiles(spec.positions, g.tiles, first, count, rows))
 
-        repeat(
-            at_most(size, g.groups - first_group),
-            lambda i: with_blocks(first_group + i, g.output.blocks, g.group_blocks, group),
+        T.repeat(
+            T.at_most(size, g.groups - first_group),
+            lambda i: T.with_blocks(first_group + i, g.output.blocks, g.group_blocks, group),
         )
 
-    return kernel(symbol, g.arguments(), task)
+    return T.kernel(symbol, g.arguments(), task)
 
 
 def batch_plan(spec: PackedDenseSpec, target: TargetSpec) -> BatchPlan | None:
@@ -202,21 +180,21 @@ def batch_emit(spec: PackedDenseSpec, plan: BatchPlan, target: TargetSpec, symbo
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
-        rows = bind(batch[0].astype("int32"))
-        strides = [bind(quotient(batch[index + 1], FLOAT_BYTES)) for index in range(len(tensors))]
+        rows = T.bind(batch[0].astype("int32"))
+        strides = [T.bind(T.quotient(batch[index + 1], FLOAT_BYTES)) for index in range(len(tensors))]
         added = strides[-2] if spec.residual else 0
         writer = _Writer(g, tuple(tensors), _Rows(strides[0], g.lanes, strides[-1], added, g.lanes))
 
         def group(index: Expr, blocks: int) -> None:
             def many() -> None:
-                tiles = bind(quotient(rows + (g.tile_rows - 1), g.tile_rows))
+                tiles = T.bind(T.quotient(rows + (g.tile_rows - 1), g.tile_rows))
                 writer.unpacked(index, blocks, _Tiles(rows, tiles, 0, tiles, sizes))
 
-            either(rows <= few[-1], lambda: choose(rows, few, lambda n: writer.direct(index, blocks, n)), many)
+            T.either(rows <= few[-1], lambda: T.choose(rows, few, lambda n: writer.direct(index, blocks, n)), many)
 
-        with_blocks(number, g.output.blocks, g.group_blocks, group)
+        T.with_blocks(number, g.output.blocks, g.group_blocks, group)
 
-    return kernel(symbol, [*arguments, batch_argument(arguments)], task)
+    return T.kernel(symbol, [*arguments, T.batch_argument(arguments)], task)
 
 
 def pack(spec: PackedDenseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -283,7 +261,7 @@ class _Writer:
     def direct(self, group: Expr, blocks: int, rows: int) -> None:
         """So many rows at once, by weights that exist in registers only."""
         sums = self._start(group, blocks, rows)
-        starts = [bind(i * self._at.input_row) for i in range(rows)]
+        starts = [T.bind(i * self._at.input_row) for i in range(rows)]
 
         def words(first: Expr, count: int, scales: _Scales) -> None:
             place = self._input(first)
@@ -300,7 +278,7 @@ class _Writer:
     def unpacked(self, group: Expr, blocks: int, tiles: _Tiles) -> None:
         """Tile after tile, by weights that a block of the reduction has in scratch memory."""
         width = blocks * self._lanes
-        made = scratch(CHUNK * width)
+        made = T.scratch(CHUNK * width)
         whole, rest = divmod(self._spec.in_channels, CHUNK)
         last = whole if rest else whole - 1
 
@@ -310,47 +288,47 @@ class _Writer:
             def words(first: Expr, length: int, scales: _Scales) -> None:
                 def put(n: int, weights: list[Expr]) -> None:
                     for j, weight in enumerate(weights):
-                        store(made, (first - begin + n) * width + j * self._lanes, weight, self._lanes)
+                        T.store(made, (first - begin + n) * width + j * self._lanes, weight, self._lanes)
 
                 self._each_weight(group, blocks, first, length, scales, put)
 
             self._pieces(group, blocks, begin, count, words)
-            repeat(tiles.count, lambda index: turn(number, count, tiles.first + index))
+            T.repeat(tiles.count, lambda index: turn(number, count, tiles.first + index))
 
         def turn(number: Expr, count: int, index: Expr) -> None:
-            first = bind(quotient(index * tiles.rows, tiles.tiles))
-            size = bind(quotient((index + 1) * tiles.rows, tiles.tiles) - first)
-            choose(size, tiles.sizes, lambda rows: tile(number, count, first, rows))
+            first = T.bind(T.quotient(index * tiles.rows, tiles.tiles))
+            size = T.bind(T.quotient((index + 1) * tiles.rows, tiles.tiles) - first)
+            T.choose(size, tiles.sizes, lambda rows: tile(number, count, first, rows))
 
         def tile(number: Expr, count: int, first: Expr, rows: int) -> None:
             sums = self._start(group, blocks, rows)
             if last:
-                when(number > 0, lambda: self._resume(group, sums, first))
+                T.when(number > 0, lambda: self._resume(group, sums, first))
             self._multiply(made, sums, first, number * CHUNK, count)
-            either(number == last, lambda: self._finish(group, sums, first), lambda: self._keep(group, sums, first))
+            T.either(number == last, lambda: self._finish(group, sums, first), lambda: self._keep(group, sums, first))
 
         if whole:
-            repeat(whole, lambda number: chunk(number, CHUNK))
+            T.repeat(whole, lambda number: chunk(number, CHUNK))
         if rest:
             chunk(whole, rest)
 
     def _multiply(self, made: Buffer, sums: Sums, first: Expr, begin: Expr, count: int) -> None:
         """Add the products of `count` inputs from number `begin`, a whole number of planes."""
         lanes, width = self._lanes, len(sums[0]) * self._lanes
-        plane = bind(quotient(begin, lanes) * self._at.input_plane)
-        starts = [bind((first + i) * self._at.input_row + plane) for i in range(len(sums))]
+        plane = T.bind(T.quotient(begin, lanes) * self._at.input_plane)
+        starts = [T.bind((first + i) * self._at.input_row + plane) for i in range(len(sums))]
 
         def step(block: Expr, channel: Expr) -> None:
             place = (block * lanes + channel) * width
-            weights = [made[lanes_at(place + j * lanes, lanes)] for j in range(len(sums[0]))]
+            weights = [made[T.lanes_at(place + j * lanes, lanes)] for j in range(len(sums[0]))]
             offset = block * self._at.input_plane + channel
             multiply_add(sums, [self._x[start + offset] for start in starts], weights, lanes)
 
         whole, rest = divmod(count, lanes)
         if whole:
-            repeat(whole, lambda block: repeat(lanes, lambda channel: step(block, channel)))
+            T.repeat(whole, lambda block: T.repeat(lanes, lambda channel: step(block, channel)))
         if rest:
-            repeat(rest, lambda channel: step(whole, channel))
+            T.repeat(rest, lambda channel: step(whole, channel))
 
     def _pieces(
         self, group: Expr, blocks: int, begin: Expr, count: int, words: Callable[[Expr, int, _Scales], None]
@@ -359,30 +337,30 @@ class _Writer:
         size = self._g.piece
 
         def piece(first: Expr, length: int) -> None:
-            scales = self._read_scales(group, blocks, quotient(first, self._spec.block))
+            scales = self._read_scales(group, blocks, T.quotient(first, self._spec.block))
             whole, rest = divmod(length, WORD)
             if whole:
-                repeat(whole, lambda index: words(first + index * WORD, WORD, scales))
+                T.repeat(whole, lambda index: words(first + index * WORD, WORD, scales))
             if rest:
                 words(first + whole * WORD, rest, scales)
 
         whole, rest = divmod(count, size)
         if whole:
-            repeat(whole, lambda index: piece(begin + index * size, size))
+            T.repeat(whole, lambda index: piece(begin + index * size, size))
         if rest:
             piece(begin + whole * size, rest)
 
     def _read_scales(self, group: Expr, blocks: int, block: Expr) -> _Scales:
         lanes = self._lanes
         base = group * (self._g.group_blocks * lanes * self._spec.blocks) + block * (blocks * lanes)
-        places = [lanes_at(base + j * lanes, lanes) for j in range(blocks)]
+        places = [T.lanes_at(base + j * lanes, lanes) for j in range(blocks)]
         factors = [Register(lanes, self._scales[place]).value for place in places]
         if self._zeros is None:
             zero = ZERO_POINTS[self._spec.bits]
-            return _Scales(factors, [keep(factor * constant(-zero, lanes)) for factor in factors if zero])
+            return _Scales(factors, [T.keep(factor * T.constant(-zero, lanes)) for factor in factors if zero])
         zeros = [tirx.Cast(f"float32x{lanes}", self._zeros[place]) for place in places]
         pairs = zip(factors, zeros, strict=True)
-        return _Scales(factors, [keep(constant(0.0, lanes) - factor * zero) for factor, zero in pairs])
+        return _Scales(factors, [T.keep(T.constant(0.0, lanes) - factor * zero) for factor, zero in pairs])
 
     def _each_weight(
         self,
@@ -397,37 +375,37 @@ class _Writer:
         lanes, width = self._lanes, blocks * self._lanes
         base = group * (self._g.group_blocks * lanes * self._g.words)
         nibbles = self._spec.bits == 4
-        base = bind(base + (quotient(first, WORD) if nibbles else first) * width)
+        base = T.bind(base + (T.quotient(first, WORD) if nibbles else first) * width)
         size_bytes = width * (4 if nibbles else count)
         element_bytes = 4 if nibbles else 1
         for line in range(0, size_bytes, ALIGNMENT_BYTES):
-            prefetch(self._integers, base + (PREFETCHED_ELEMENTS * FLOAT_BYTES + line) // element_bytes)
+            T.prefetch(self._integers, base + (PREFETCHED_ELEMENTS * FLOAT_BYTES + line) // element_bytes)
         kind = f"float32x{lanes}"
-        places = [lanes_at(base + j * lanes, lanes) for j in range(blocks)]
-        words = [keep(self._integers[place]) for place in places] if nibbles else []
-        mask = constant(15, lanes, "int32")
+        places = [T.lanes_at(base + j * lanes, lanes) for j in range(blocks)]
+        words = [T.keep(self._integers[place]) for place in places] if nibbles else []
+        mask = T.constant(15, lanes, "int32")
 
         def integer(n: int, j: int) -> Expr:
             if nibbles:
-                return tirx.Cast(kind, (words[j] >> constant(4 * n, lanes, "int32")) & mask)
-            return tirx.Cast(kind, self._integers[lanes_at(base + n * width + j * lanes, lanes)])
+                return tirx.Cast(kind, (words[j] >> T.constant(4 * n, lanes, "int32")) & mask)
+            return tirx.Cast(kind, self._integers[T.lanes_at(base + n * width + j * lanes, lanes)])
 
         for n in range(count):
             weights = []
             for j in range(blocks):
                 value = integer(n, j) * scales.factors[j]
-                weights.append(keep(value + scales.summands[j] if scales.summands else value))
+                weights.append(T.keep(value + scales.summands[j] if scales.summands else value))
             body(n, weights)
 
     def _input(self, first: Expr) -> Callable[[int], Expr]:
         """Where input `first` + n of a row lies, `first` being a multiple of WORD."""
         lanes, plane = self._lanes, self._at.input_plane
-        start = bind(quotient(first, lanes) * plane + remainder(first, lanes))
+        start = T.bind(T.quotient(first, lanes) * plane + T.remainder(first, lanes))
         return lambda n: start + (n // lanes) * plane + n % lanes
 
     def _start(self, group: Expr, blocks: int, rows: int) -> Sums:
         lanes, first = self._lanes, group * self._g.group_blocks
-        bias = [self._bias[lanes_at((first + j) * lanes, lanes)] for j in range(blocks)]
+        bias = [self._bias[T.lanes_at((first + j) * lanes, lanes)] for j in range(blocks)]
         return [[Register(lanes, value) for value in bias] for _ in range(rows)]
 
     def _each(self, group: Expr, sums: Sums, first: Expr, row: Expr, body: Callable[[Register, Expr], None]) -> None:
@@ -438,20 +416,20 @@ class _Writer:
 
     def _resume(self, group: Expr, sums: Sums, first: Expr) -> None:
         lanes = self._lanes
-        self._each(group, sums, first, self._at.output_row, lambda total, at: total.set(self._y[lanes_at(at, lanes)]))
+        self._each(group, sums, first, self._at.output_row, lambda total, at: total.set(self._y[T.lanes_at(at, lanes)]))
 
     def _keep(self, group: Expr, sums: Sums, first: Expr) -> None:
         lanes = self._lanes
-        self._each(group, sums, first, self._at.output_row, lambda total, at: store(self._y, at, total.value, lanes))
+        self._each(group, sums, first, self._at.output_row, lambda total, at: T.store(self._y, at, total.value, lanes))
 
     def _finish(self, group: Expr, sums: Sums, first: Expr) -> None:
         lanes, residual = self._lanes, self._residual
         if residual is not None:
             self._each(
-                group, sums, first, self._at.residual_row, lambda total, at: total.add(residual[lanes_at(at, lanes)])
+                group, sums, first, self._at.residual_row, lambda total, at: total.add(residual[T.lanes_at(at, lanes)])
             )
 
         def finish(total: Register, at: Expr) -> None:
-            store(self._y, at, activate(total.value, self._spec.activation, lanes), lanes)
+            T.store(self._y, at, activate(total.value, self._spec.activation, lanes), lanes)
 
         self._each(group, sums, first, self._at.output_row, finish)
