@@ -24,7 +24,7 @@ from gangway.compiler.kernels.plain_specs import (
     ScatterSpec,
     ZerosSpec,
 )
-from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
 from gangway.compiler.kernels.templates import builder as T
 from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
@@ -34,13 +34,18 @@ _ARITHMETIC = ("float32", "int32", "int64")
 Axis = tuple[int, int, int]  # length, input stride, output stride
 
 
+def _plan_of_lines(spec: KernelSpec, kind: str, lines: int, length: int, item_bytes: int) -> KernelPlan:
+    """The plan whose tasks move some lines of so many numbers."""
+    per_task = min(lines, max(1, TASK_ELEMENTS // length))
+    moved = 2 * per_task * length * item_bytes
+    return make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"{kind} {per_task} lines", moved, 1)
+
+
 def copy_candidates(spec: CopySpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     *outer, inner = _axes(spec)
     lines = math.prod(axis[0] for axis in outer)
-    per_task = min(lines, max(1, TASK_ELEMENTS // inner[0]))
-    moved = 2 * per_task * inner[0] * np.dtype(spec.dtype).itemsize
-    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"copy {per_task} lines", moved, 1)
+    yield _plan_of_lines(spec, "copy", lines, inner[0], np.dtype(spec.dtype).itemsize)
 
 
 def _axes(spec: CopySpec) -> list[Axis]:
@@ -118,11 +123,8 @@ def zeros_emit(spec: ZerosSpec, plan: KernelPlan, target: TargetSpec, symbol: st
 
 def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    lines = math.prod(spec.outer)
-    per_task = min(lines, max(1, TASK_ELEMENTS // spec.length))
-    moved = 2 * per_task * spec.length * np.dtype(spec.dtype).itemsize
     kinds = "+".join(segment.kind for segment in spec.line)
-    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"remap {kinds} {per_task} lines", moved, 1)
+    yield _plan_of_lines(spec, f"remap {kinds}", math.prod(spec.outer), spec.length, np.dtype(spec.dtype).itemsize)
 
 
 def remap_emit(spec: RemapSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -212,10 +214,7 @@ def gather_candidates(spec: GatherSpec, target: TargetSpec) -> Iterator[KernelPl
     """The only plan. Raises `UnsupportedSpecError`."""
     if spec.outer * max(spec.length, spec.count) * spec.inner >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"gather from {spec.outer}x{spec.length}x{spec.inner} numbers")
-    lines = spec.outer * spec.count
-    per_task = min(lines, max(1, TASK_ELEMENTS // spec.inner))
-    moved = 2 * per_task * spec.inner * spec.item_bytes
-    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"gather {per_task} lines", moved, 1)
+    yield _plan_of_lines(spec, "gather", spec.outer * spec.count, spec.inner, spec.item_bytes)
 
 
 def gather_emit(spec: GatherSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -257,11 +256,7 @@ def gather_emit(spec: GatherSpec, plan: KernelPlan, target: TargetSpec, symbol: 
 
 def gather_places_candidates(spec: GatherPlacesSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    lines = math.prod(spec.shape[:-1])
-    per_task = min(lines, max(1, TASK_ELEMENTS // spec.shape[-1]))
-    moved = 2 * per_task * spec.shape[-1] * spec.item_bytes
-    text = f"gather places of {per_task} lines"
-    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), text, moved, 1)
+    yield _plan_of_lines(spec, "gather places of", math.prod(spec.shape[:-1]), spec.shape[-1], spec.item_bytes)
 
 
 def gather_places_emit(spec: GatherPlacesSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -297,10 +292,9 @@ def gather_places_emit(spec: GatherPlacesSpec, plan: KernelPlan, target: TargetS
         T.repeat(T.at_most(per_task, lines - number * per_task), line)
 
     dtype = f"int{8 * spec.item_bytes}"
-    reach = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
     arguments = [
         Argument("data", spec.elements, dtype),
-        Argument("indices", 1 + reach + max(item.step for item in spec.picked), spec.index_dtype),
+        Argument("indices", _index_count(spec), spec.index_dtype),
         Argument("y", math.prod(spec.shape), dtype),
         REFUSED,
     ]
@@ -343,19 +337,18 @@ def scatter_emit(spec: ScatterSpec, plan: KernelPlan, target: TargetSpec, symbol
 
         axis(0, 0, 0, 0)
 
-    counts = _index_count(spec), math.prod(spec.shape)
     number = T.memory_dtype(spec.dtype)
     arguments = [
         Argument("data", spec.elements, number),
-        Argument("indices", counts[0], spec.index_dtype),
-        Argument("updates", counts[1], number),
+        Argument("indices", _index_count(spec), spec.index_dtype),
+        Argument("updates", math.prod(spec.shape), number),
         Argument("y", spec.elements, number),
         REFUSED,
     ]
     return T.kernel(symbol, arguments, task)
 
 
-def _index_count(spec: ScatterSpec) -> int:
+def _index_count(spec: GatherPlacesSpec | ScatterSpec) -> int:
     """How far indices reach."""
     last = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
     return 1 + last + max(picked.step for picked in spec.picked)

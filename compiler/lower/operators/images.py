@@ -60,9 +60,7 @@ def conv(program: Program, node: Node) -> None:
     if groups != 1 and not groups == image.channels == outputs:
         diagonal_blocks = groups
         weights, groups = _merge_groups(weights, groups)
-    bias = program.optional(node, 2)
-    if bias is None:
-        bias = np.zeros(outputs, np.float32)
+    bias = _bias(program, node, outputs)
     if bias.shape != (outputs,):
         raise node.unsupported(f"bias {list(bias.shape)} for {outputs} channels")
     window = window_of(node, image, (height, width))
@@ -81,13 +79,18 @@ def conv(program: Program, node: Node) -> None:
     program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
 
 
+def _bias(program: Program, node: Node, outputs: int) -> Array:
+    """The third input, or zeros."""
+    given = program.optional(node, 2)
+    return np.zeros(outputs, np.float32) if given is None else given
+
+
 def _volume_conv(program: Program, node: Node, weights: Array) -> None:
     _, channels, length, height, width = program.type(node.inputs[0]).shape
     outputs, inputs, depth, *kernel = weights.shape
     if inputs != channels:
         raise node.unsupported("groups of a volume")
-    bias = program.optional(node, 2)
-    bias = np.zeros(outputs, np.float32) if bias is None else bias
+    bias = _bias(program, node, outputs)
     along, window = _volume_windows(node, (length, height, width), (depth, kernel[0], kernel[1]))
     steps, pads = (along.stride, *window.stride), (*along.pads, *window.pads)
     if weights.shape[2:] == (1, 1, 1) == steps and not any(pads):
@@ -165,8 +168,7 @@ def conv_transpose(program: Program, node: Node) -> None:
     )
     if min(begins) < 0 or min(spec.pads[:2]) < 0 or min(spec.grid) < 1:
         raise node.unsupported(f"pads {begins} of a kernel {kernel}")
-    bias = program.optional(node, 2)
-    bias = np.zeros(outputs, np.float32) if bias is None else bias
+    bias = _bias(program, node, outputs)
     program.add(node, spec, (node.inputs[0],), {"weights": _phases(weights, stride, begins, taps), "bias": bias})
 
 

@@ -23,7 +23,7 @@ from gangway.compiler.kernels.plain_specs import (
     ScatterSpec,
     contiguous,
 )
-from gangway.compiler.kernels.specs import Array
+from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.lower.layers import (
     AdjacentPart,
     Concat,
@@ -185,53 +185,30 @@ def gather(program: Program, node: Node) -> None:
     program.add(node, GatherSpec(outer, length, inner, math.prod(positions), item_bytes, dtype), node.inputs)
 
 
-@lowers("Scatter", "ScatterElements")
-def scatter_elements(program: Program, node: Node) -> None:
-    """Each update goes to its own place, but along `axis`, where the index says it."""
-    data, indices, updates = (_type(program, name) for name in node.inputs)
+@lowers("GatherElements", "Scatter", "ScatterElements")
+def elements(program: Program, node: Node) -> None:
+    """Each number has its own place in data, but along `axis`, where the index says it."""
+    data, indices = (_type(program, name) for name in node.inputs[:2])
     axis = node.attributes.get("axis", 0) % len(data.shape)
     strides = contiguous(data.shape)
     picked = (Picked(data.shape[axis], strides[axis], 0),)
     fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
-    _add(program, node, (data, indices), updates.shape, fixed, contiguous(indices.shape), picked)
+    _add_places(program, node, (data, indices), fixed, contiguous(indices.shape), picked)
 
 
-@lowers("ScatterND")
-def scatter_nd(program: Program, node: Node) -> None:
-    """The last axis of the indices says where a slice of data begins."""
-    data, indices, updates = (_type(program, name) for name in node.inputs)
-    outer, depth = len(indices.shape) - 1, indices.shape[-1]
-    strides = contiguous(data.shape)
-    picked = tuple(Picked(data.shape[axis], strides[axis], axis) for axis in range(depth))
-    places = (0,) * outer + strides[depth:]
-    index_strides = contiguous(indices.shape)[:outer] + (0,) * (len(updates.shape) - outer)
-    _add(program, node, (data, indices), updates.shape, places, index_strides, picked)
-
-
-@lowers("GatherElements")
-def gather_elements(program: Program, node: Node) -> None:
-    """Each number is from its own place, but along `axis`, where the index says it."""
-    data, indices = (_type(program, name) for name in node.inputs)
-    axis = node.attributes.get("axis", 0) % len(data.shape)
-    strides = contiguous(data.shape)
-    picked = (Picked(data.shape[axis], strides[axis], 0),)
-    fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
-    _add_gather(program, node, (data, indices), fixed, contiguous(indices.shape), picked)
-
-
-@lowers("GatherND")
-def gather_nd(program: Program, node: Node) -> None:
+@lowers("GatherND", "ScatterND")
+def slices(program: Program, node: Node) -> None:
     """The last axis of the indices says where a slice of data begins, behind the first `batch_dims` axes."""
-    data, indices = (_type(program, name) for name in node.inputs)
+    data, indices = (_type(program, name) for name in node.inputs[:2])
     outer, depth, batch = len(indices.shape) - 1, indices.shape[-1], node.attributes.get("batch_dims", 0)
     strides = contiguous(data.shape)
     picked = tuple(Picked(data.shape[axis], strides[axis], axis - batch) for axis in range(batch, batch + depth))
     places = (*strides[:batch], *(0 for _ in range(outer - batch)), *strides[batch + depth :])
     index_strides = (*contiguous(indices.shape)[:outer], *(0 for _ in strides[batch + depth :]))
-    _add_gather(program, node, (data, indices), places, index_strides, picked)
+    _add_places(program, node, (data, indices), places, index_strides, picked)
 
 
-def _add_gather(
+def _add_places(
     program: Program,
     node: Node,
     kinds: tuple[TensorType, TensorType],
@@ -239,34 +216,18 @@ def _add_gather(
     index_strides: tuple[int, ...],
     picked: tuple[Picked, ...],
 ) -> None:
+    """Add the layer that reads data at such places, or puts updates there."""
     data, indices = kinds
-    shape = program.type(node.outputs[0]).shape
-    spec = GatherPlacesSpec(
-        np.dtype(data.dtype).itemsize,
-        _index_dtype(node, indices),
-        math.prod(data.shape),
-        shape or (1,),
-        strides or (0,),
-        index_strides or (0,),
-        picked,
-    )
-    program.add(node, spec, node.inputs)
-
-
-def _add(
-    program: Program,
-    node: Node,
-    kinds: tuple[TensorType, TensorType],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    index_strides: tuple[int, ...],
-    picked: tuple[Picked, ...],
-) -> None:
-    data, indices = kinds
-    index_dtype = _index_dtype(node, indices)
-    reduction = cast(ScatterReduction, node.attributes.get("reduction", b"none").decode())
-    count = math.prod(data.shape)
-    spec = ScatterSpec(data.dtype, index_dtype, count, shape, strides, index_strides, picked, reduction)
+    index_dtype, count = _index_dtype(node, indices), math.prod(data.shape)
+    spec: KernelSpec
+    if node.operator.startswith("Scatter"):
+        reduction = cast(ScatterReduction, node.attributes.get("reduction", b"none").decode())
+        shape = _type(program, node.inputs[2]).shape
+        spec = ScatterSpec(data.dtype, index_dtype, count, shape, strides, index_strides, picked, reduction)
+    else:
+        shape = program.type(node.outputs[0]).shape or (1,)
+        item_bytes = np.dtype(data.dtype).itemsize
+        spec = GatherPlacesSpec(item_bytes, index_dtype, count, shape, strides or (0,), index_strides or (0,), picked)
     program.add(node, spec, node.inputs)
 
 

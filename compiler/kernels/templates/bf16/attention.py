@@ -6,6 +6,7 @@ key and no value is transposed; of values, words of two neighbouring keys are ma
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,7 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         raise UnsupportedSpecError(f"attention in bfloat16: {spec}")
     for plan in attention.candidates(spec, target):
         text = plan.description.replace("attention", "attention bf16 tiles")
-        yield KernelPlan(spec, plan.knobs, plan.tasks, text, plan.blocking_bytes, plan.parallelism)
+        yield replace(plan, description=text)
 
 
 def emit(spec: AttentionSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:

@@ -4,6 +4,7 @@ Tasks are those of the template for float32: lines of the first convolution exis
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
@@ -39,7 +40,7 @@ def candidates(spec: ConvDepthwiseSpec, target: TargetSpec) -> Iterator[KernelPl
     kind = "tiles" if bf16.has_tiles(target) else "vectors"
     for plan in depthwise.pair_candidates(spec, target):
         text = plan.description.replace("conv ", f"conv bf16 {kind} ")
-        yield KernelPlan(spec, plan.knobs, plan.tasks, text, plan.blocking_bytes, plan.parallelism)
+        yield replace(plan, description=text)
 
 
 def pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
