@@ -1,12 +1,13 @@
 """8-bit numbers behind float32 ones: weights that are integers times a scale, scales and zero points of activations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gangway.compiler.frontend.patterns import erf
-from gangway.compiler.kernels.specs import Activation, Array
+from gangway.compiler.kernels.specs import Activation, ActivationName, Array
 
 MOST = 127  # of a weight
 _LIKELY_MOST = (MOST, MOST - 1, 64, 63)  # of 8 bits, and of 7
@@ -107,36 +108,26 @@ def activated(activation: Activation, x: Array) -> Array | None:
     """Return a function of float32 numbers as float32; None of one that is not known here."""
     if known := quantisation(activation.name, (activation.alpha, activation.beta)):
         return known.values[known.quantise(x)]
-    wide = x.astype(np.float64)
+    function = _FUNCTIONS.get(activation.name)
     with np.errstate(all="ignore"):
-        value = _activated(activation, wide)
+        value = function and function(x.astype(np.float64), activation.alpha, activation.beta)
     return None if value is None else value.astype(np.float32)
 
 
-def _activated(activation: Activation, x: Array) -> Array | None:
-    alpha, beta = activation.alpha, activation.beta
-    sigmoid = 1 / (1 + np.exp(-x))
-    match activation.name:
-        case "none":
-            return x
-        case "clip":
-            return np.minimum(np.maximum(x, alpha), beta)
-        case "leaky_relu":
-            return np.where(x >= 0, x, alpha * x)
-        case "bounded_leaky_relu":
-            return np.maximum(np.where(x >= 0, x, alpha * x), beta)
-        case "sigmoid":
-            return np.asarray(sigmoid)
-        case "swish":
-            return np.asarray(x * sigmoid)
-        case "hard_sigmoid":
-            return np.clip(alpha * x + beta, 0, 1)
-        case "hard_swish":
-            return np.asarray(x * np.clip(alpha * x + beta, 0, 1))
-        case "tanh":
-            return np.tanh(x)
-        case "erf":
-            return erf(x)
-        case "gelu":
-            return np.asarray(x * (1 + erf(x / np.sqrt(2))) / 2)
-    return None
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+_FUNCTIONS: dict[ActivationName, Callable[[Array, float, float], Array]] = {  # of x, alpha and beta
+    "none": lambda x, alpha, beta: x,
+    "clip": lambda x, alpha, beta: np.minimum(np.maximum(x, alpha), beta),
+    "leaky_relu": lambda x, alpha, beta: np.where(x >= 0, x, alpha * x),
+    "bounded_leaky_relu": lambda x, alpha, beta: np.maximum(np.where(x >= 0, x, alpha * x), beta),
+    "sigmoid": lambda x, alpha, beta: _sigmoid(x),
+    "swish": lambda x, alpha, beta: x * _sigmoid(x),
+    "hard_sigmoid": lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1),
+    "hard_swish": lambda x, alpha, beta: x * np.clip(alpha * x + beta, 0, 1),
+    "tanh": lambda x, alpha, beta: np.tanh(x),
+    "erf": lambda x, alpha, beta: erf(x),
+    "gelu": lambda x, alpha, beta: x * (1 + erf(x / np.sqrt(2))) / 2,
+}

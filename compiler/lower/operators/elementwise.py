@@ -15,7 +15,7 @@ import numpy as np
 
 from gangway.compiler.frontend.graph import Node, TensorType
 from gangway.compiler.kernels.plain_specs import ELEMENT_TYPES, FLOATS, MOST_OPERANDS
-from gangway.compiler.kernels.specs import NONE, RELU, Activation, ElementwiseOperator, ElementwiseSpec
+from gangway.compiler.kernels.specs import NONE, RELU, Activation, ActivationName, ElementwiseOperator, ElementwiseSpec
 from gangway.compiler.lower.layers import Expression, Program, Value, geometry_of, lowers, operand_kinds
 
 Recipe = Callable[[Expression, Node, list[Value], str], Value]
@@ -67,6 +67,18 @@ _COMPARISONS = {
     "Greater": "greater",
     "GreaterOrEqual": "greater_or_equal",
     "IsNaN": "is_nan",
+}
+_ACTIVATIONS: dict[str, tuple[ActivationName, dict[str, float]]] = {  # and attributes that are its alpha and beta
+    "Elu": ("elu", {"alpha": 1.0}),
+    "Erf": ("erf", {}),
+    "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
+    "HardSwish": ("hard_swish", {"alpha": 1 / 6, "beta": 0.5}),  # `patterns` may state other factors than ONNX's
+    "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
+    "Mish": ("mish", {}),
+    "Sigmoid": ("sigmoid", {}),
+    "Softplus": ("softplus", {}),
+    "Swish": ("swish", {}),  # by `patterns`, or since opset 24
+    "Tanh": ("tanh", {}),
 }
 _VARIADIC = {"Min": "min", "Max": "max", "Sum": "add"}
 
@@ -125,10 +137,19 @@ def _operand(program: Program, node: Node, name: str) -> str:
     return spread
 
 
-@lowers("Relu")
-def relu(program: Program, node: Node) -> None:
-    """max(x, 0)."""
-    _add(program, node, RELU)
+@lowers("Relu", "Gelu", *_ACTIVATIONS)
+def activation(program: Program, node: Node) -> None:
+    """Functions of one number; those without parameters have no other alpha than 1."""
+    if node.operator == "Relu":
+        _add(program, node, RELU)
+        return
+    if node.operator == "Gelu":
+        _add(program, node, Activation("gelu_tanh" if node.attributes.get("approximate") == b"tanh" else "gelu"))
+        return
+    name, defaults = _ACTIVATIONS[node.operator]
+    if not defaults and node.attributes.get("alpha", 1.0) != 1.0:
+        raise node.unsupported("alpha must be 1")
+    _add(program, node, Activation(name, *(node.attributes.get(key, value) for key, value in defaults.items())))
 
 
 @lowers("Clip")
@@ -161,57 +182,6 @@ def extreme(program: Program, node: Node) -> None:
             program.add(node, elementwise_spec("copy", kind, activation), (others[0],))
             return
     lower_pointwise(program, node, variadic)
-
-
-@lowers("LeakyRelu")
-def leaky_relu(program: Program, node: Node) -> None:
-    """x or, below zero, alpha x."""
-    _add(program, node, Activation("leaky_relu", node.attributes.get("alpha", 0.01)))
-
-
-@lowers("Sigmoid", "Tanh", "Swish")
-def without_parameters(program: Program, node: Node) -> None:
-    """Swish is x sigmoid(x), by `patterns` or since opset 24."""
-    if node.attributes.get("alpha", 1.0) != 1.0:
-        raise node.unsupported("alpha must be 1")
-    match node.operator:
-        case "Sigmoid":
-            _add(program, node, Activation("sigmoid"))
-        case "Swish":
-            _add(program, node, Activation("swish"))
-        case _:
-            _add(program, node, Activation("tanh"))
-
-
-@lowers("HardSigmoid")
-def hard_sigmoid(program: Program, node: Node) -> None:
-    """alpha x + beta, between 0 and 1."""
-    alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
-    _add(program, node, Activation("hard_sigmoid", alpha, beta))
-
-
-@lowers("HardSwish")
-def hard_swish(program: Program, node: Node) -> None:
-    """The product of x and its hard sigmoid; `patterns` may state other factors than ONNX's."""
-    alpha, beta = node.attributes.get("alpha", 1 / 6), node.attributes.get("beta", 0.5)
-    _add(program, node, Activation("hard_swish", alpha, beta))
-
-
-@lowers("Erf", "Gelu", "Elu", "Mish", "Softplus")
-def of_exponentials(program: Program, node: Node) -> None:
-    """As ONNX defines them."""
-    match node.operator:
-        case "Erf":
-            _add(program, node, Activation("erf"))
-        case "Elu":
-            _add(program, node, Activation("elu", node.attributes.get("alpha", 1.0)))
-        case "Mish":
-            _add(program, node, Activation("mish"))
-        case "Softplus":
-            _add(program, node, Activation("softplus"))
-        case _:
-            tanh = node.attributes.get("approximate", b"none") == b"tanh"
-            _add(program, node, Activation("gelu_tanh" if tanh else "gelu"))
 
 
 def _add(program: Program, node: Node, activation: Activation) -> None:
