@@ -1,21 +1,12 @@
 """The default policy: gangs that grow and yield, by deadlines. docs/explanation/scheduling.md explains it.
 
 How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goes next Layerweaver+'s slack (IEICE
-2022). A decision takes three steps, in this order in the file:
+2022). A decision takes three steps:
 
-1. `classify` and `in_order`: who goes first, and who is given up so that the others are in time;
-2. `ask` and `share_out`: how many cores each shall have;
-3. `moves`: what starts, stops, grows and shrinks for that.
-
-`gangway_overload` adds who is given up for queries to come, and who goes before all others for a bounded share of the
-time. Priority classes go strictly first. Within a class a query is of one of these tiers:
-
-- `BRIEF`: it computes no longer than a switch takes, late or not, within a bounded share of the machine;
-- `AHEAD`: it is shorter by half than all late queries that have waited for too long;
-- `PROMOTED`: it has waited for too long, within a share of the machine, or it is late, shorter than all `ON_TIME` ones,
-  and none of these is late if it goes first;
-- `ON_TIME`: it is in time if all of this tier run in order of their deadlines;
-- `BEST_EFFORT`: it is given up so that the others are in time, or has no deadline to meet, but a virtual one.
+1. who goes next, and who is given up so that the others are in time (`gangway_order`, and `gangway_overload` for
+   queries to come and those that waited for long);
+2. how many cores each shall have (`ask` and `share_out`);
+3. what starts, stops, grows and shrinks for that (`gangway_moves`, with the plans of `gangway_blocks`).
 """
 
 import heapq
@@ -23,7 +14,9 @@ from collections.abc import Mapping, Sequence
 
 from gangway.executor.fast_path import Completed
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.gangway_blocks import BlockPlanner
+from gangway.scheduler.policies.gangway_jobs import AHEAD, BEST_EFFORT, ON_TIME, DecisionContext, Job, JobTable
+from gangway.scheduler.policies.gangway_moves import moves
+from gangway.scheduler.policies.gangway_order import classify, in_order
 from gangway.scheduler.policies.gangway_overload import (
     Aging,
     ArrivalOrder,
@@ -32,35 +25,10 @@ from gangway.scheduler.policies.gangway_overload import (
     Foresight,
     excess_stopped,
 )
-from gangway.scheduler.policy import Decision, LoneStart, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
-from gangway.scheduler.policy_config import (
-    DEFAULT,
-    ERROR,
-    SWITCH_US,
-    Growth,
-    Planning,
-    PolicyConfig,
-    StopAtOnce,
-    VirtualDeadlines,
-)
-from gangway.scheduler.prediction import (
-    AHEAD,
-    BEST_EFFORT,
-    BRIEF,
-    ON_TIME,
-    PROMOTED,
-    DecisionContext,
-    Job,
-    JobTable,
-)
+from gangway.scheduler.policy import Decision, LoneStart, Query, Snapshot, StartOver
+from gangway.scheduler.policy_config import DEFAULT, ERROR, Planning, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
 
-REASONS = {
-    BRIEF: "brief: it delays others by next to nothing",
-    ON_TIME: "earliest deadline of those that can be met",
-    PROMOTED: "promoted: it is late, and no other becomes late by it, or it has waited for too long",
-}
-OTHERWISE = "best effort: no request that can meet its deadline needs the cores"
 START_OVER = "too many stopped requests are late and hold memory"
 
 
@@ -131,30 +99,6 @@ class Gangway(Policy):
             super().answered(model_id, requests, first_id)
 
 
-def classify(jobs: Sequence[Job], config: VirtualDeadlines = DEFAULT.virtual_deadlines) -> None:
-    """Set tier and due time of each: `BEST_EFFORT`, or (so far) `ON_TIME`."""
-    for job in jobs:
-        query = job.query
-        if query.deadline_us is None or job.is_lost:
-            job.tier, job.due_us = BEST_EFFORT, virtual_due_us(query, job.request_us, config)
-        else:
-            job.tier, job.due_us = ON_TIME, query.deadline_us
-
-
-def virtual_due_us(query: Query, isolated_us: float, config: VirtualDeadlines) -> float:
-    """Return when a query that has no deadline, or cannot meet it, should be answered all the same."""
-    if query.deadline_us is None:
-        return query.arrival_us + max(config.best_effort_min_us, config.best_effort_factor * isolated_us)
-    return query.arrival_us + config.late_factor * max(query.deadline_us - query.arrival_us, isolated_us)
-
-
-def rank(job: Job) -> tuple[int, int, bool, float, int]:
-    """Return the key by which queries are served. Of best effort, who was given up or has begun goes first."""
-    query = job.query
-    is_new = job.tier == BEST_EFFORT and job.is_lost and job.block is None and not query.started
-    return (query.priority, job.tier, is_new, job.due_us, query.query_id)
-
-
 def candidates(
     waiting: Sequence[Query],
     now_us: float,
@@ -217,98 +161,6 @@ class _Fresh:
 
 def _deadline_us(query: Query) -> float:
     return query.deadline_us or 0.0
-
-
-def in_order(jobs: Sequence[Job], config: PolicyConfig = DEFAULT) -> list[Job]:
-    """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
-    ordered = sorted(jobs, key=rank)
-    given_up = config.triage.enabled and _give_up(ordered)
-    if (config.backfill.enabled and _backfill(ordered)) or given_up:
-        ordered.sort(key=rank)
-    return ordered
-
-
-def _give_up(ordered: Sequence[Job]) -> bool:
-    """Move queries to `BEST_EFFORT`, until the others are in time; return whether there were any.
-
-    Moore and Hodgson's algorithm (1968) over cores x time: whenever the next one in order of deadlines would be late,
-    the one with the largest time / weight so far is given up. They are as few as possible if all weigh the same.
-    """
-    if _all_in_time(ordered):
-        return False
-    planned_us = 0.0  # of the whole machine
-    kept: list[tuple[float, int, float, Job]] = []  # heap, the largest time / weight on top
-    found = False
-    for index, job in enumerate(ordered):
-        if job.tier != ON_TIME:
-            if job.tier < ON_TIME:
-                planned_us += job.area_us
-            continue
-        area_us = job.area_us
-        if area_us > job.slack_us:
-            job.tier = BEST_EFFORT
-            found = True
-            continue
-        planned_us += area_us
-        heapq.heappush(kept, (-area_us / job.weight, index, area_us, job))
-        if planned_us > job.slack_us:
-            _, _, given_up_us, given_up = heapq.heappop(kept)
-            planned_us -= given_up_us
-            given_up.tier = BEST_EFFORT
-            found = True
-    return found
-
-
-def _all_in_time(ordered: Sequence[Job]) -> bool:
-    """Return whether all `ON_TIME` queries are in time in this order: the usual case, found without a heap."""
-    planned_us = 0.0
-    for job in ordered:
-        if job.tier <= ON_TIME:
-            planned_us += job.area_us
-            if job.tier == ON_TIME and planned_us > job.slack_us:
-                return False
-    return True
-
-
-def _backfill(ordered: Sequence[Job]) -> bool:
-    """Let late queries go before longer ones that can spare the time; return whether there were any.
-
-    A lost deadline is no reason to wait for everybody else: mean latency counts, and how late it gets. Lengths are
-    rest x isolated latency, since a wait counts by the share of the isolated latency that it is. Queries behind their
-    virtual deadline are left out: of the hundreds that an overload leaves, one would always fit.
-    """
-    context = ordered[0].context
-    late = [
-        job
-        for job in ordered
-        if job.tier == BEST_EFFORT and job.query.deadline_us is not None and job.due_us > context.now_us
-    ]
-    if not late:
-        return False
-    if all(job.tier != ON_TIME for job in ordered):  # nobody can become late by it
-        for job in late:
-            job.tier = PROMOTED
-        return True
-    planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
-    for job in ordered:
-        if job.tier <= ON_TIME:
-            planned_us += job.area_us
-        if job.tier == ON_TIME:
-            done_within_us = job.due_us - context.now_us - context.way_back_us  # less than its slack for a narrow gang
-            spare_us = min(spare_us, done_within_us - planned_us)
-            shortest = min(shortest, _length(job))
-    found = False
-    for job in sorted(late, key=_length):
-        area_us = job.area_us
-        if area_us <= spare_us and _length(job) < shortest:
-            spare_us -= area_us
-            job.tier = PROMOTED
-            found = True
-    return found
-
-
-def _length(job: Job) -> float:
-    return job.least_us * job.isolated_us
 
 
 def ask(job: Job) -> None:
@@ -379,46 +231,6 @@ def _able(ordered: Sequence[Job], leases: int) -> list[Job]:
     return able
 
 
-def moves(ordered: Sequence[Job], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
-    """Return the decisions that lead to the grants, as far as they save more than they cost."""
-    decisions: list[Decision] = []
-    planner = BlockPlanner(ordered, config)
-    free, short = _starts(ordered, snapshot, decisions, planner)
-    if short:
-        if config.preemption.enabled:
-            _make_room(ordered, short, snapshot, decisions, planner, config)
-    elif free and config.growth.enabled:
-        _grow(ordered, free, decisions, planner, config.growth)
-    if planner.may_change:
-        resized = [decision.query_id for decision in decisions if isinstance(decision, Resize)]
-        decisions += planner.changes(ordered, resized)
-    return decisions
-
-
-def _starts(
-    ordered: Sequence[Job], snapshot: Snapshot, decisions: list[Decision], planner: BlockPlanner
-) -> tuple[tuple[int, ...], list[Job]]:
-    """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
-    free = snapshot.free_cores
-    short = []
-    for job in ordered:
-        if job.block is not None or not job.grant:
-            continue
-        gang, free = free[: job.grant], free[job.grant :]
-        if gang:
-            decisions.append(_start(job, gang, planner))
-            job.cores = len(gang)
-        if len(gang) < job.grant:
-            short.append(job)
-    return free, short
-
-
-def _start(job: Job, gang: tuple[int, ...], planner: BlockPlanner) -> Start:
-    versions, blocks = planner.versions(job, len(gang)), planner.blocks(job, len(gang))
-    reason = REASONS.get(job.tier, OTHERWISE)
-    return Start(job.query.query_id, job.model.layers, gang, versions, job.grant, reason, blocks)
-
-
 def lone_start(model: ModelProfile, core_count: int, level: float, config: PolicyConfig = DEFAULT) -> LoneStart:
     """Return how a query of one row begins that waits alone, whatever its class, and whether it has a deadline."""
     query, free = Query(0, model.model_id, 1, 0.0, None), tuple(range(core_count))
@@ -430,111 +242,3 @@ def lone_start(model: ModelProfile, core_count: int, level: float, config: Polic
     may_grow = job.grant < job.most
     least_us = job.remaining_us(job.grant) * max(config.prediction.min_margin_factor, ERROR.max_factor)
     return LoneStart(job.grant, job.forecast.table.versions_on(job.grant), may_grow, least_us if may_grow else 0.0)
-
-
-def _make_room(
-    ordered: Sequence[Job],
-    short: Sequence[Job],
-    snapshot: Snapshot,
-    decisions: list[Decision],
-    planner: BlockPlanner,
-    config: PolicyConfig,
-) -> None:
-    """Let running queries yield cores to those that got too few, the least urgent ones first."""
-    missing = sum(job.grant for job in short) - len(snapshot.free_cores)
-    missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
-    first = short[0]
-    for victim in reversed(ordered):
-        if missing <= 0:
-            break
-        if victim.block is None or victim.fixed or victim.grant >= victim.cores:
-            continue
-        if should_preempt(first, victim, config):
-            decisions.append(_yield(victim, first.tier == BRIEF, planner, config.stop_at_once))
-            victim.fixed = True
-            missing -= victim.cores - victim.grant
-    wake_us = min(
-        (job.slack_us - job.least_us * job.margin - SWITCH_US for job in short if job.tier == ON_TIME),
-        default=float("inf"),
-    )
-    if config.preemption.min_wake_us < wake_us < float("inf"):
-        decisions.append(Wake(snapshot.now_us + wake_us))
-
-
-def _yield(victim: Job, to_brief: bool, planner: BlockPlanner, config: StopAtOnce) -> Decision:
-    """Return how it makes room. `to_brief`: a boundary that should have come already is not waited for."""
-    block = victim.block
-    assert block is not None
-    boundary_us = victim.boundary_us()
-    far = config.enabled and (boundary_us > config.min_boundary_us or (to_brief and boundary_us <= 0.0))
-    if victim.grant and not far:
-        return _resize(victim, block.cores[: victim.grant], "requests that go first need the other cores", planner)
-    return Stop(block.query.query_id, far, "requests that go first need the cores")
-
-
-def should_preempt(first: Job, victim: Job, config: PolicyConfig = DEFAULT) -> bool:
-    """Return whether taking cores from a running query now is better than waiting for its end.
-
-    - A higher class always preempts a lower one. In a class, nobody is preempted with less than a switch to go.
-    - `BRIEF` preempts all; `BEST_EFFORT` victims that have no deadline to meet yield to `ON_TIME` and better.
-    - A `PROMOTED` victim yields only to a query that is less than half as long. One that is behind its due time
-      preempts no others.
-    - A victim that was given up yields to a query that it would make late, if its cores x time / weight are more than
-      twice that query's: it may still be in time, so it is one deadline for another.
-    - An `ON_TIME` victim yields if it is in time all the same, and saves a deadline by it; or gives up only some of its
-      cores; or if its wait x isolated latency is more than what the other one takes, times that one's.
-    """
-    if first.query.priority != victim.query.priority:
-        return first.query.priority < victim.query.priority
-    wait_us = victim.remaining_us(victim.cores)
-    if wait_us <= SWITCH_US or first.tier > ON_TIME:
-        return False
-    if first.tier == BRIEF or (victim.tier == BEST_EFFORT and victim.is_lost):
-        return True
-    if victim.tier == PROMOTED:
-        return first.least_us <= config.late_bound.shorter_share * wait_us
-    if first.tier == PROMOTED and first.due_us <= first.context.now_us:
-        return False
-    first_us = first.remaining_us(first.grant)
-    saves = first.tier != PROMOTED and wait_us + first_us * first.margin > first.slack_us
-    if victim.tier == BEST_EFFORT:
-        factor = config.trading.min_length_factor
-        longer = wait_us * victim.cores / victim.weight > factor * first_us * first.grant / first.weight
-        return saves and longer and config.trading.enabled
-    if not can_spare(victim, first_us, victim.grant):
-        return False
-    if saves or victim.grant > 0:
-        return True
-    shortens = wait_us * victim.isolated_us > (first_us + SWITCH_US) * first.isolated_us
-    return shortens and config.latency_preemption.enabled
-
-
-def can_spare(victim: Job, first_us: float, cores: int) -> bool:
-    """Return whether a running query is in time if it goes on with so many cores; none: later, after `first_us`."""
-    delay_us = 0.0 if cores else first_us + SWITCH_US
-    return delay_us + victim.remaining_us(cores or victim.cores) * victim.margin <= victim.slack_us
-
-
-def _resize(job: Job, cores: tuple[int, ...], reason: str, planner: BlockPlanner) -> Resize:
-    running, versions, blocks = job.block, planner.versions(job, len(cores)), planner.blocks(job, len(cores))
-    if running is not None and (versions, blocks) == (running.versions, running.blocks):
-        return Resize(job.query.query_id, cores, reason)
-    return Resize(job.query.query_id, cores, reason, versions, blocks)
-
-
-def _grow(
-    ordered: Sequence[Job], free: tuple[int, ...], decisions: list[Decision], planner: BlockPlanner, config: Growth
-) -> None:
-    """Let running queries have more cores where that pays."""
-    for job in ordered:
-        if not free:
-            return
-        block = job.block
-        if block is None or job.fixed or job.grant <= job.cores:
-            continue
-        joining = free[: job.grant - job.cores]
-        rest_us = job.remaining_us(job.cores)
-        gain_us = rest_us - job.remaining_us(job.cores + len(joining))
-        if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
-            free = free[len(joining) :]
-            decisions.append(_resize(job, block.cores + joining, "it can use idle cores", planner))

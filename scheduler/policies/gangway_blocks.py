@@ -12,9 +12,10 @@ those that run when level, load or cores have changed.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gangway.scheduler.policies.gangway_jobs import Job
 from gangway.scheduler.policy import PlannedBlock, Replan
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Demands, Job, efficient_cores, threshold_share
+from gangway.scheduler.prediction import Demands, efficient_cores, threshold_share
 
 FEW_CORES = 2  # of a machine: there a query has one or all, and a decision says so
 REASON = "interference, load or free cores have changed"

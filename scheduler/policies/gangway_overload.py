@@ -14,9 +14,7 @@ from operator import attrgetter
 from gangway.executor.fast_path import Completed
 from gangway.scheduler import policy_config
 from gangway.scheduler.policies.arrival_rate import ArrivalRate
-from gangway.scheduler.policy import Query, Snapshot
-from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
-from gangway.scheduler.prediction import (
+from gangway.scheduler.policies.gangway_jobs import (
     AHEAD,
     BEST_EFFORT,
     BRIEF,
@@ -25,8 +23,10 @@ from gangway.scheduler.prediction import (
     PROMOTED,
     Job,
     busy_efficiency,
-    forecast,
 )
+from gangway.scheduler.policy import Query, Snapshot
+from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
+from gangway.scheduler.prediction import forecast
 from gangway.scheduler.profiles import ModelProfile
 
 

@@ -15,7 +15,7 @@ from tests.scheduler.conftest import Server
 
 ROOT = Path(__file__).parents[2]
 FAILING = """
-from gangway.scheduler.policies.gangway import in_order
+from gangway.scheduler.policies.gangway_order import in_order
 in_order([None])
 """
 TESTED_COMPILED = """
@@ -71,7 +71,7 @@ def test_values_are_what_annotations_say() -> None:
 @pytest.mark.usefixtures("fits")
 def test_a_traceback_names_files_and_lines() -> None:
     failed = python("-c", FAILING)
-    assert 'scheduler/policies/gangway.py", line ' in failed.stderr and ", in in_order" in failed.stderr
+    assert 'scheduler/policies/gangway_order.py", line ' in failed.stderr and ", in in_order" in failed.stderr
     assert "AttributeError" in failed.stderr or "TypeError" in failed.stderr
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gangway.scheduler.policies.base import Policy
-from gangway.scheduler.policies.gangway import ask, classify, in_order, moves, share_out
+from gangway.scheduler.policies.gangway import ask, share_out
+from gangway.scheduler.policies.gangway_jobs import DecisionContext, Job, JobTable
+from gangway.scheduler.policies.gangway_moves import moves
+from gangway.scheduler.policies.gangway_order import classify, in_order
 from gangway.scheduler.policy import Decision, Query, RunningBlock, Snapshot, Wake
-from gangway.scheduler.prediction import DecisionContext, Job, JobTable
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.contention import Contention
 from gangway.simulator.loop import simulate

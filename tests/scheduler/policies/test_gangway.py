@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Gangway, ask, candidates, classify, in_order
+from gangway.scheduler.policies.gangway import Gangway, ask, candidates
+from gangway.scheduler.policies.gangway_jobs import DecisionContext, Job
+from gangway.scheduler.policies.gangway_order import classify, in_order
 from gangway.scheduler.policy import (
     Decision,
     Query,
@@ -21,7 +23,6 @@ from gangway.scheduler.policy import (
     Wake,
 )
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import DecisionContext, Job
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_blocks import REASON, BlockPlanner, cut
+from gangway.scheduler.policies.gangway_jobs import DecisionContext, Job
 from gangway.scheduler.policy import Decision, PlannedBlock, Query, Replan, Resize, RunningBlock, Snapshot, Start
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import DecisionContext, Job, demands
+from gangway.scheduler.prediction import demands
 from gangway.scheduler.profiles import ModelProfile
 
 CORES = 4

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Gangway, classify
+from gangway.scheduler.policies.gangway import Gangway
+from gangway.scheduler.policies.gangway_jobs import BEST_EFFORT, ON_TIME, DecisionContext, Job
+from gangway.scheduler.policies.gangway_order import classify
 from gangway.scheduler.policies.gangway_overload import Foresight
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import BEST_EFFORT, ON_TIME, DecisionContext, Job
 from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1
