@@ -56,7 +56,7 @@ class MemoryBudget:
         needed_bytes = size_bytes if size_bytes > SMALL_BYTES else -self.reserve_bytes // 2
         with self._lock:
             if self._room_bytes < needed_bytes or self._now_s() >= self._until_s:
-                self._look()
+                self._poll()
                 if self._room_bytes < needed_bytes:
                     raise MemoryFullError(size_bytes, max(0, self._room_bytes), self.limit)
             self._room_bytes -= size_bytes
@@ -65,7 +65,7 @@ class MemoryBudget:
         """Return whether so much could be taken now."""
         with self._lock:
             if self._room_bytes < size_bytes or self._now_s() >= self._until_s:
-                self._look()
+                self._poll()
             return self._room_bytes >= size_bytes
 
     def note(self, size_bytes: int) -> None:
@@ -76,10 +76,10 @@ class MemoryBudget:
     def room_bytes(self) -> int:
         """Return how much could be taken now, measured; below 0 if not even the reserve is left."""
         with self._lock:
-            self._look()
+            self._poll()
             return self._room_bytes
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._room_bytes = self._measure() - self.reserve_bytes
         self._until_s = self._now_s() + fresh_s(self._room_bytes)
 

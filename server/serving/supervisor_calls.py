@@ -353,8 +353,8 @@ class RepositoryMethods:
     def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[RepositoryCall], bool], aside: Offload) -> None:
         self._ask = ask
         self._aside = aside
-        self._copies, self._looking = Turns(loop), Turns(loop)
-        self._looks = 0  # that have begun
+        self._copies, self._refreshing = Turns(loop), Turns(loop)
+        self._refreshes = 0  # that have begun
         self.calls = SupervisorCalls(
             loop,
             MAX_WAITING_CALLS,
@@ -395,10 +395,10 @@ class RepositoryMethods:
 
         A look that begins after a call has come is one for all that have come before.
         """
-        before = self._looks
-        async with self._looking:
-            if self._looks == before:
-                self._looks += 1
+        before = self._refreshes
+        async with self._refreshing:
+            if self._refreshes == before:
+                self._refreshes += 1
                 with contextlib.suppress(RequestError):
                     await self._call("index", seconds=INDEX_SECONDS)
 

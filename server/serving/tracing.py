@@ -168,7 +168,7 @@ class Tracer:
         self._exporter = exporter
         self._queue: deque[TraceRecord] = deque()
         self._unsent: tuple[bytes, int] | None = None  # a packet that there was no room for, and its traces
-        self._is_looking = self._is_sending = False
+        self._is_polled = self._is_sending = False
         self._dropped = 0
         self._reported_seconds = -REPORT_SECONDS
         self._settle()
@@ -182,9 +182,9 @@ class Tracer:
 
     def _settle(self) -> None:
         self.active, self.wants_tensors = self.settings.active, self.settings.wants_tensors
-        if self.active and not self._is_looking:
-            self._is_looking = True
-            self._serving.every(PERIOD_SECONDS, self._look)
+        if self.active and not self._is_polled:
+            self._is_polled = True
+            self._serving.every(PERIOD_SECONDS, self._poll)
 
     # -- requests
 
@@ -227,7 +227,7 @@ class Tracer:
         self._dropped += len(self._queue) + (self._unsent[1] if self._unsent else 0)
         self._report(now=True)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if (self._queue or self._unsent) and not self._is_sending:
             self._is_sending = True
             self._serving.aside(self._work)

@@ -87,7 +87,7 @@ class Watch:
         if self._samples >= MAX_SAMPLES:
             return
         self._samples += 1
-        for runs, (hold, _, _) in zip(self._runs, self._look(), strict=True):
+        for runs, (hold, _, _) in zip(self._runs, self._sampled(), strict=True):
             if runs and runs[-1][1] == hold.model_id and runs[-1][2] == hold.cores:
                 runs[-1][0] += 1
             else:
@@ -132,7 +132,7 @@ class Watch:
         self._samples = 0
         self._begin_s = time.time()
 
-    def _look(self) -> list[tuple[_Hold, int | None, LeaseGlance | None]]:
+    def _sampled(self) -> list[tuple[_Hold, int | None, LeaseGlance | None]]:
         """Return by worker what it does, its lease, and what that is at."""
         control = self._control
         leases = [control.status(rank).lease for rank in self._workers]
@@ -152,7 +152,7 @@ class Watch:
     ) -> list[dict[str, Any]]:
         now_ns = time.monotonic_ns()
         cores = []
-        for rank, (hold, lease, glance) in enumerate(self._look()):
+        for rank, (hold, lease, glance) in enumerate(self._sampled()):
             gang = None
             if glance is not None:
                 place = places.get(hold.model_id)

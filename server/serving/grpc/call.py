@@ -197,7 +197,7 @@ class GrpcCall(Call):
     _reader: MessageReader | None = None
     _messages: Messages | None = None
     _unacknowledged = 0
-    _looked_bytes = 0  # of a long message's begin, when it was last looked where the rest goes
+    _tried_bytes = 0  # of a long message's begin, when it was last looked where the rest goes
     _reads = True  # a message is due, and none is being inflated
     _is_reading = _half_closed = False
     _asked = _is_let_in = False  # for the place of a long message, and it has been granted
@@ -389,9 +389,9 @@ class GrpcCall(Call):
         """
         assert self._method.arriving is not None, "it is not collected"
         if not reader.is_compressed:
-            if reader.kept_bytes < min(2 * self._looked_bytes, HEAD_BYTES):
+            if reader.kept_bytes < min(2 * self._tried_bytes, HEAD_BYTES):
                 return False
-            self._looked_bytes = reader.kept_bytes
+            self._tried_bytes = reader.kept_bytes
             arriving = self._method.arriving(reader.begin(), reader.due_bytes)
             if arriving is not None:
                 reader.place(arriving, arriving.known_bytes)

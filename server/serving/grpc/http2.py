@@ -211,7 +211,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         own = {Setting.INITIAL_WINDOW_SIZE: shared.window_bytes, Setting.MAX_HEADER_LIST_SIZE: shared.header_bytes}
         self._http.initiate_connection({**_SETTINGS, **own})
         self._http.set_local_window_size(CONNECTION_WINDOW_BYTES)
-        self._timer = shared.loop.call_later(SETTINGS_TIMEOUT_S, self._look)
+        self._timer = shared.loop.call_later(SETTINGS_TIMEOUT_S, self._poll)
         if (age_ms := shared.keepalive.max_connection_age_ms) is not None:
             self._age_timer = shared.loop.call_later(age_ms / 1000, self._grow_old)
         self.flush()
@@ -249,7 +249,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         """Keep what is to be sent, and see whether the client takes what the transport has."""
         self._is_paused = True
         size_bytes = self._transport.get_write_buffer_size()
-        self._stall_timer = self._shared.loop.call_later(STALL_S, self._look_at_stall, size_bytes)
+        self._stall_timer = self._shared.loop.call_later(STALL_S, self._poll_stall, size_bytes)
 
     def resume_writing(self) -> None:
         """Send on."""
@@ -524,7 +524,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
                 self._is_acknowledged, self._pinged_s = True, 0.0
                 if self._timer is not None:
                     self._timer.cancel()
-                    self._look()
+                    self._poll()
         elif isinstance(event, h2.TrailersReceived):
             self._receiving.discard(event.stream_id)
             user = self.streams.get(event.stream_id)
@@ -608,7 +608,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     # -- time
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Look whether the client is there: by its hello at first, by pings later."""
         shared, now_s = self._shared, self._shared.loop.time()
         if not self._is_acknowledged:
@@ -629,15 +629,15 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
                 self._http.ping(_PING)
                 self.flush()
         if not self._ends:
-            self._timer = shared.loop.call_later(next_s - now_s, self._look)
+            self._timer = shared.loop.call_later(next_s - now_s, self._poll)
 
-    def _look_at_stall(self, before_bytes: int) -> None:
+    def _poll_stall(self, before_bytes: int) -> None:
         """Look whether the client has taken anything of what the transport has for it."""
         size_bytes = self._transport.get_write_buffer_size()
         if size_bytes >= before_bytes:
             self._transport.abort()
         else:
-            self._stall_timer = self._shared.loop.call_later(STALL_S, self._look_at_stall, size_bytes)
+            self._stall_timer = self._shared.loop.call_later(STALL_S, self._poll_stall, size_bytes)
 
     def _grow_old(self) -> None:
         """Ask the client to connect anew; calls that are under way may go on for the grace time."""

@@ -113,7 +113,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         """Refuse what is too much, at once."""
         self.transport = cast("asyncio.Transport", transport)
         self._site.transports.add(self.transport)
-        self._timer = self._loop.call_later(min(IDLE_SECONDS, STALL_SECONDS), self._look)
+        self._timer = self._loop.call_later(min(IDLE_SECONDS, STALL_SECONDS), self._poll)
         if self._arriving is not None:
             self._arriving = None
         elif not self._site.limit.admit(self, self.since_s):
@@ -529,7 +529,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
     # -- time
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Look whether the client has had its time; one timer sees to everything, and no request touches it."""
         now_s = self._loop.time()
         next_s = now_s + STALL_SECONDS
@@ -558,7 +558,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
                 self._refuse(408, slow, lingers=False)
                 return
             next_s = min(next_s, end_s)
-        self._timer = self._loop.call_later(next_s - now_s, self._look)
+        self._timer = self._loop.call_later(next_s - now_s, self._poll)
 
     def _find_out(self, asked: bool, seconds: float) -> None:
         """Find out whether a client that sends nothing more has gone: who has answers with a reset to what it is sent.

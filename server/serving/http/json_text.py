@@ -4,7 +4,7 @@ orjson does the work, but for NaN, Infinity and -Infinity, which the standard li
 them as bare words, for which standard JSON has none. Protobuf messages are written with the names of the protocol,
 since protobuf's own JSON writes 64-bit integers as strings, which Triton's clients do not expect.
 
-A parser holds Python's lock from the first byte to the last, and makes many objects. So numpy looks over what is large,
+A parser holds Python's lock from the first byte to the last, and makes many objects. So numpy scans what is large,
 which lets other threads run. Large arrays of numbers are taken out, and read in slices when the rest of the request has
 been found right.
 """
@@ -37,7 +37,7 @@ Read = Callable[[bytes], bytes]  # of a JSON array of numbers without arrays in 
 LARGE_BYTES: Final = 64 * 1024  # smaller texts are parsed as they are: that takes a millisecond or two
 MIN_ARRAY_BYTES: Final = 4096  # smaller arrays stay where they are
 SLICE_BYTES: Final = 16 * 1024  # are read without a pause: some tenths of a millisecond
-_LOOK_BYTES: Final = 64 * 1024  # are looked over without a pause
+_SCAN_BYTES: Final = 64 * 1024  # are looked over without a pause
 _BEFORE_BYTES: Final = 64  # from the quote behind a name to the bracket of its array, at most
 _BEGIN: Final = re.compile(rb"\s*:\s*\[")
 _QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE, _BRACE = b'"\\,[]{'
@@ -277,8 +277,8 @@ class NumberText:
     @classmethod
     def at(cls, text: bytes, begin: int, end: int) -> "NumberText":
         """Return the array that is there, its elements counted."""
-        looks = _parts(np.frombuffer(text, np.uint8), begin, end)
-        return cls(text, begin, end, 1 + sum(int(np.count_nonzero(part == _COMMA)) for part in looks))
+        scanned = _parts(np.frombuffer(text, np.uint8), begin, end)
+        return cls(text, begin, end, 1 + sum(int(np.count_nonzero(part == _COMMA)) for part in scanned))
 
     def read(self, element_bytes: int, read: Read) -> bytearray:
         """Return the raw elements. Raises NumbersError, or what `read` raises."""
@@ -287,7 +287,7 @@ class NumberText:
         check = _Nesting()
         for piece in _slices(self.text, self.begin + 1, self.end - 1):
             if nested:
-                check.look(piece)
+                check.feed(piece)
             with _turn:
                 elements = read(b"[" + (piece.translate(_SPACES) if nested else piece) + b"]")
             if at + len(elements) > len(raw):
@@ -320,7 +320,7 @@ class _Nesting:
         self.depth = 0
         self._elements: int | None = None  # depth of all elements
 
-    def look(self, piece: bytes) -> None:
+    def feed(self, piece: bytes) -> None:
         """Look at the next slice. Raises NumbersError."""
         kinds = _KINDS[np.frombuffer(piece, np.uint8)]
         kinds = kinds[kinds != _BLANK]
@@ -349,7 +349,7 @@ def find_numbers(text: bytes) -> Findings:
     """Look a JSON text over. What is no JSON may give anything, which a parser will find out."""
     everything = np.frombuffer(text, np.uint8)
     values, arrays, quote, inside = 0, [], -1, False
-    for at, part, quotes, is_inside in _looks(everything):
+    for at, part, quotes, is_inside in _scanned(everything):
         values += _count_values(part[~is_inside])
         places = np.flatnonzero(quotes) + at
         if len(places):
@@ -366,12 +366,12 @@ def find_numbers(text: bytes) -> Findings:
 
 
 def _parts(text: Bytes, begin: int, end: int) -> Iterator[Bytes]:
-    for at in range(begin, end, _LOOK_BYTES):
-        yield text[at : min(at + _LOOK_BYTES, end)]
+    for at in range(begin, end, _SCAN_BYTES):
+        yield text[at : min(at + _SCAN_BYTES, end)]
         time.sleep(PAUSE_S)
 
 
-def _looks(text: Bytes) -> Iterator[tuple[int, Bytes, Any, Any]]:
+def _scanned(text: Bytes) -> Iterator[tuple[int, Bytes, Any, Any]]:
     """Yield parts of the text: where, the bytes, which are quotes around strings, which are in strings."""
     inside, backslashes = False, 0
     at = 0

@@ -31,7 +31,7 @@ class Lingering(asyncio.BufferedProtocol):
         self._loop = loop
         self._transport = transport
         self._received_bytes = self._seen_bytes = 0
-        self._timer = loop.call_later(SILENT_SECONDS, self._look)
+        self._timer = loop.call_later(SILENT_SECONDS, self._poll)
         site.transports.add(transport)
         transport.set_protocol(self)
         if not site.limit.admit(self, self.since_s):
@@ -61,10 +61,10 @@ class Lingering(asyncio.BufferedProtocol):
         if self._received_bytes > MAX_BYTES:
             self._transport.abort()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Look whether the client is still sending, and has time for it."""
         if self._received_bytes == self._seen_bytes or self._loop.time() >= self._end_s:
             self._transport.abort()
             return
         self._seen_bytes = self._received_bytes
-        self._timer = self._loop.call_later(SILENT_SECONDS, self._look)
+        self._timer = self._loop.call_later(SILENT_SECONDS, self._poll)

@@ -47,7 +47,7 @@ class Watchers:
         self._aside = Offload(serving.aside, serving.call)
         self._count = 0
         self._waiting: set[Pending[bytes | None]] = set()  # for the next state
-        self._is_looking = False
+        self._is_sampling = False
 
     async def state(self) -> Reply:
         """Return the next state. Raises HttpError if there are too many watchers, or no state."""
@@ -82,9 +82,9 @@ class Watchers:
         if self._count == MAX_WATCHERS:
             raise HttpError(503, f"{MAX_WATCHERS} clients watch already, which is the limit")
         self._count += 1
-        if not self._is_looking:
-            self._is_looking = True
-            drive(self._look())
+        if not self._is_sampling:
+            self._is_sampling = True
+            drive(self._sample())
         try:
             yield
         finally:
@@ -101,7 +101,7 @@ class Watchers:
         for waiter in waiting:
             waiter.settle(content)
 
-    async def _look(self) -> None:
+    async def _sample(self) -> None:
         """Look at the server as long as anybody watches."""
         while self._count:
             try:
@@ -110,7 +110,7 @@ class Watchers:
                 _log.exception("watching the server failed; its watchers are told 500")
                 self._tell(None)
                 await pause(self._loop, PERIOD_S)
-        self._is_looking = False
+        self._is_sampling = False
 
     async def _tell_states(self) -> None:
         watch, loop = self._watch, self._loop

@@ -234,7 +234,7 @@ class Inference:
         if response is not None:
             request.answered_from_cache(begin_ns)
             return with_id(response, request.request_id)
-        looked_ns = time.monotonic_ns()
+        asked_ns = time.monotonic_ns()
         request.response_id = b""
         if request.plan.sequence is not None:
             response = await self._in_turn(request, raws)
@@ -243,7 +243,7 @@ class Inference:
             response = await request.answer()
         answered_ns = time.monotonic_ns()
         cache.put(key, response)
-        request.model.statistics.cache_miss(looked_ns - begin_ns + time.monotonic_ns() - answered_ns)
+        request.model.statistics.cache_miss(asked_ns - begin_ns + time.monotonic_ns() - answered_ns)
         return with_id(response, request.request_id)
 
     async def _take(self, header: bytes, has_raws: bool, is_inner: bool) -> RequestPlan:

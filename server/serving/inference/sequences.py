@@ -282,10 +282,10 @@ class Sequences:
         give_up = partial(self._give_up, turn, call)
         if not call.add_callback(give_up):
             give_up()
-        self._look(turn)
+        self._poll(turn)
         await turn.come
 
-    def _look(self, turn: SequenceTurn) -> None:
+    def _poll(self, turn: SequenceTurn) -> None:
         """Refuse a request that has waited for too long; else look again when it will have."""
         if turn.is_decided:
             return
@@ -295,7 +295,7 @@ class Sequences:
             self._withdraw(turn, refusal, refusal)
         else:
             wait_s = (turn.limits.ends_ns(in_backlog) - now_ns) / 1e9
-            turn.timer = self.loop.call_later(wait_s, self._look, turn)
+            turn.timer = self.loop.call_later(wait_s, self._poll, turn)
 
     def _give_up(self, turn: SequenceTurn, call: Call) -> None:
         """The call of a request has ended."""

@@ -27,7 +27,7 @@ from gangway.server.serving.http.json_text import (
 def small_parts() -> Any:
     """Parts so small that everything that can lie across their ends does; every text counts as large."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in (("MIN_ARRAY_BYTES", 40), ("SLICE_BYTES", 16), ("_LOOK_BYTES", 24), ("PAUSE_S", 0)):
+        for name, size in (("MIN_ARRAY_BYTES", 40), ("SLICE_BYTES", 16), ("_SCAN_BYTES", 24), ("PAUSE_S", 0)):
             patch.setattr(json_numbers, name, size)
         patch.setattr(json_text, "LARGE_BYTES", 0)
         yield
@@ -121,7 +121,7 @@ def test_what_is_no_tensor(data: str, said: str) -> None:
     ],
 )
 def test_values_are_counted_before_they_are_made(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_numbers, "_LOOK_BYTES", 1 << 20)
+    monkeypatch.setattr(json_numbers, "_SCAN_BYTES", 1 << 20)
     monkeypatch.setattr(json_text.orjson, "loads", lambda _: pytest.fail("parsed"))
     with pytest.raises(RequestError, match="send large tensors as binary data"):
         parse(text)
