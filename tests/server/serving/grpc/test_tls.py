@@ -224,6 +224,9 @@ def test_a_file_that_can_be_read_later_is_used_then(tmp_path: Path, caplog: pyte
 # --- files that are wrong
 
 
+PROTOCOLS = ("grpc", "http")
+
+
 @pytest.fixture(scope="module")
 def bad_files(pki: Pki, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("bad")
@@ -242,50 +245,54 @@ def bad_files(pki: Pki, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     }
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("certificate", "key", "root", "said"),
     [
-        (None, "key", "root", "argument --grpc-server-cert: is needed for --grpc-use-ssl-mutual"),
-        ("certificate", None, "root", "argument --grpc-server-key: is needed for --grpc-use-ssl-mutual"),
-        ("certificate", "key", None, "argument --grpc-root-cert: is needed for --grpc-use-ssl-mutual"),
+        (None, "key", "root", "argument --{}-server-cert: is needed for --{}-use-ssl-mutual"),
+        ("certificate", None, "root", "argument --{}-server-key: is needed for --{}-use-ssl-mutual"),
+        ("certificate", "key", None, "argument --{}-root-cert: is needed for --{}-use-ssl-mutual"),
         ("absent", "key", "root", "cannot be read: No such file or directory"),
         ("folder", "key", "root", "cannot be read: Is a directory"),
         ("empty", "key", "root", "has no PEM block CERTIFICATE"),
         ("key", "key", "root", "has no PEM block CERTIFICATE"),
-        ("noise", "key", "root", "argument --grpc-server-cert:"),
+        ("noise", "key", "root", "argument --{}-server-cert:"),
         ("certificate", "certificate", "root", "has no PEM block PRIVATE KEY"),
         ("certificate", "other key", "root", "key values mismatch"),
         ("certificate", "encrypted", "root", "is encrypted"),
-        ("certificate", "key", "empty", "argument --grpc-root-cert:"),
-        ("certificate", "key", "noise", "argument --grpc-root-cert:"),
+        ("certificate", "key", "empty", "argument --{}-root-cert:"),
+        ("certificate", "key", "noise", "argument --{}-root-cert:"),
     ],
 )
 def test_wrong_files_end_the_start(
     bad_files: dict[str, Path],
     capsys: pytest.CaptureFixture[str],
+    protocol: str,
     certificate: str | None,
     key: str | None,
     root: str | None,
     said: str,
 ) -> None:
-    flags = ["--model-repository=.", "--grpc-use-ssl-mutual=true"]
+    flags = ["--model-repository=.", f"--{protocol}-use-ssl-mutual=true"]
     for flag, name in (("server-cert", certificate), ("server-key", key), ("root-cert", root)):
-        flags += [f"--grpc-{flag}={bad_files[name]}"] if name else []
+        flags += [f"--{protocol}-{flag}={bad_files[name]}"] if name else []
     with pytest.raises(SystemExit) as left:
         parse_options(flags)
     assert left.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said.replace("{}", protocol) in capsys.readouterr().err
 
 
-def test_files_without_tls_are_remarked_upon(pki: Pki) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_files_without_tls_are_remarked_upon(pki: Pki, protocol: str) -> None:
     flags = [
         "--model-repository=.",
-        f"--grpc-server-cert={pki.server.certificate}",
-        f"--grpc-root-cert={pki.ours.root}",
+        f"--{protocol}-server-cert={pki.server.certificate}",
+        f"--{protocol}-root-cert={pki.ours.root}",
     ]
     options = parse_options(flags)
-    assert options.grpc.tls is None
-    assert [warning.split()[0] for warning in options.warnings] == ["--grpc-server-cert", "--grpc-root-cert"]
+    assert getattr(options, protocol).tls is None
+    expected = [f"--{protocol}-server-cert", f"--{protocol}-root-cert"]
+    assert [warning.split()[0] for warning in options.warnings] == expected
 
 
 def test_a_front_end_with_bad_files_says_so(pki: Pki) -> None:

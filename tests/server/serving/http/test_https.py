@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from gangway.server.access import TlsError, TlsFiles
-from gangway.server.options.command_line import parse_options
+from gangway.server.access import TlsFiles
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http import front_end as http_front_end
 from gangway.server.serving.tls import Certificates
@@ -159,26 +158,6 @@ def test_the_authority_of_clients_may_change(tmp_path: Path) -> None:
     assert len(certificates.context().get_ca_certs()) == 1
 
 
-def test_a_missing_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    authority = Authority(tmp_path)
-    identity = authority.issue("server")
-    certificates = Certificates(TlsFiles(identity.certificate, identity.key), ["http/1.1"])
-    before = certificates.context()
-    identity.key.unlink()
-    assert all(certificates.context() is before for _ in range(3))
-    (record,) = caplog.records
-    assert record.levelname == "ERROR"
-    assert record.getMessage().endswith(f"{identity.key} cannot be read: No such file or directory")
-    authority.issue("server")
-    assert certificates.context() is not before
-
-
-def test_a_front_end_with_bad_files_says_so(identity: Identity, authority: Authority) -> None:
-    """The supervisor has checked them, but they may change before a successor starts."""
-    with pytest.raises(TlsError, match="cannot be used with the key"):
-        Certificates(TlsFiles(identity.certificate, authority.issue("client").key), ["http/1.1"])
-
-
 @pytest.fixture(scope="module")
 def narrow(start_front_end: Callable[..., Any], identity: Identity) -> Iterator[Any]:
     """One that has room for four connections."""
@@ -196,34 +175,3 @@ def test_clients_that_begin_no_handshake_give_way(narrow: Any, authority: Author
             stack.callback(connection.close)
             assert answer_to(connection, READY)[0] == 200
         assert all(each.recv(1) == b"" for each in silent[:16]), "they were closed"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--http-use-ssl=true"], "argument --http-server-cert: is needed for --http-use-ssl"),
-        (["--http-use-ssl=true", "--http-server-cert={certificate}"], "argument --http-server-key: is needed"),
-        (
-            ["--http-use-ssl-mutual=true", "--http-server-cert={certificate}", "--http-server-key={key}"],
-            "argument --http-root-cert: is needed for --http-use-ssl-mutual",
-        ),
-        (
-            ["--http-use-ssl=true", "--http-server-cert={key}", "--http-server-key={key}"],
-            "argument --http-server-cert:",
-        ),
-    ],
-)
-def test_wrong_files_end_the_start(
-    identity: Identity, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
-) -> None:
-    given = [flag.format(certificate=identity.certificate, key=identity.key) for flag in flags]
-    with pytest.raises(SystemExit) as left:
-        parse_options(["--model-repository=.", *given])
-    assert left.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-def test_files_without_tls_are_remarked_upon(identity: Identity) -> None:
-    options = parse_options(["--model-repository=.", f"--http-server-key={identity.key}"])
-    assert options.http.tls is None
-    assert [warning.split()[0] for warning in options.warnings] == ["--http-server-key"]
