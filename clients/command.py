@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
+from gangway.base.numbers import count
 from gangway.clients.addresses import grpc_url
 from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, RefusedError
@@ -120,15 +121,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--std", type=_numbers, default=IMAGENET_DEVIATION, metavar="R[,G,B]",
         help=f"of --image: what the rest is divided by; numbers, or fractions such as 1/255 ({deviation})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the random values (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="rows of a request (default: %(default)s)")
     parser.add_argument(
-        "--batch", type=_positive, default=1, metavar="N", help="rows of a request (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--count", type=_positive, default=1, metavar="N", help="requests, one by one (default: %(default)s)"
+        "--count", type=count, default=1, metavar="N", help="requests, one by one (default: %(default)s)"
     )
     parser.add_argument(
         "--top",
-        type=_positive,
+        type=count,
         metavar="K",
         help="ask for the K best classes of outputs that are scores, with their labels (--image: 3)",
     )
@@ -136,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snippet", action="store_true", help="print Python and curl that send such a request, and send none"
     )
     parser.add_argument(
-        "--timeout-ms", type=_positive, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
+        "--timeout-ms", type=count, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
     )
     add_tls_options(parser)
 
@@ -253,12 +252,6 @@ def _named_file(text: str) -> tuple[str, Path]:
     if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"expected NAME=FILE, got '{text}'")
     return name, Path(path)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
-    return int(text)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -1,7 +1,6 @@
 """`gangway place`: load each model on those of several servers where its requests will be in time."""
 
 import argparse
-import math
 import re
 import signal
 import sys
@@ -17,6 +16,7 @@ from gangway.artifact.profile import ProfileError
 from gangway.base.command_line import CommandParser
 from gangway.base.commands import ending_signals
 from gangway.base.console import Console, Table
+from gangway.base.numbers import seconds
 from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.moves import Mover
@@ -212,8 +212,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", action="append", default=[], metavar="NAME", dest="models",
         help=f"a model to place, several times; `{ALL}`: every one (those that are loaded)")  # fmt: skip
     add("--dry-run", action="store_true", help="print the plan and change nothing")
-    add("--every", type=_seconds, metavar="SECONDS", help="go on, with a plan so often (one plan)")
-    add("--window", type=_seconds, default=WINDOW_S, metavar="SECONDS",
+    add("--every", type=seconds, metavar="SECONDS", help="go on, with a plan so often (one plan)")
+    add("--window", type=seconds, default=WINDOW_S, metavar="SECONDS",
         help=f"how long requests are counted before the only plan ({WINDOW_S:g})")  # fmt: skip
     add("--memory-gib", type=_memory, action="append", default=[], metavar="[SERVER=]GIB",
         help="memory for models (nine tenths of what is free, and what the models have)")  # fmt: skip
@@ -221,16 +221,6 @@ def _parser() -> argparse.ArgumentParser:
         help="profiles of models, beside those in --cache-dir: files of `gangway profile`")  # fmt: skip
     add_cache_dir(parser)
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"a positive number of seconds was expected, not {text!r}")
-    return value
 
 
 def _memory(text: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gangway.base.command_line import CommandParser
 from gangway.base.commands import ending_signals
 from gangway.base.files import write_whole
+from gangway.base.numbers import count
 from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.cluster.haproxy import Haproxy, RouterError, check_folder, command, find_haproxy
@@ -141,12 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--check-ms",
-        type=_count,
+        type=count,
         default=500,
         metavar="MS",
         help="how often each model on each server is checked (500)",
     )
-    add("--refresh", type=_count, default=5, metavar="SECONDS", help="how often to look for new models (5)")
+    add("--refresh", type=count, default=5, metavar="SECONDS", help="how often to look for new models (5)")
     add("-o", "--output", type=Path, default=FOLDER, metavar="DIR",
         help=f"where haproxy.cfg, its maps and its socket are ({FOLDER})")  # fmt: skip
     add("--write-only", action="store_true", help="write the files and end; you run `haproxy -W -f DIR/haproxy.cfg`")
@@ -154,13 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int:
-    value = _count(text)
+    value = count(text)
     if value > 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text!r}")
     return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1 on was expected, not {text!r}")
-    return int(text)

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.base.numbers import seconds
 from gangway.clients.errors import InputError
 from gangway.clients.tls import Tls
 
@@ -63,7 +64,7 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     add("--server-tls", choices=tuple(SPEAKING), default="grpc", help="what the servers speak TLS for (grpc)")
     add("--server-certificate", type=Path, metavar="FILE",
         help="shown to servers that know their clients; PEM: certificate chain and key in one file")  # fmt: skip
-    add("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="of a server's answers (5)")
+    add("--timeout", type=seconds, default=5.0, metavar="SECONDS", help="of a server's answers (5)")
 
 
 def servers_of(options: argparse.Namespace) -> tuple[ServerAddress, ...]:
@@ -85,13 +86,3 @@ def tls_of(options: argparse.Namespace) -> Tls | None:
     tls = Tls(roots, own, own)
     tls.context()  # which names an unusable file
     return tls if "grpc" in SPEAKING[options.server_tls] else None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"a positive number of seconds was expected, not {text!r}")
-    return value

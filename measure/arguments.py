@@ -74,19 +74,3 @@ def model_words(options: argparse.Namespace) -> str:
     """Return what a command was told of the model, for another command."""
     dimensions = (f"--dimension {name}={size}" for name, size in options.dimension)
     return " ".join([str(options.path), *dimensions, *WantedPrecision(options.precision, options.min_cosine).flags()])
-
-
-def positive_number(text: str) -> float:
-    """Return a finite number above 0. Raises ValueError."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError(text)
-    return number
-
-
-def positive_integer(text: str) -> int:
-    """Return an integer above 0. Raises ValueError."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number

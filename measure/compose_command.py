@@ -13,8 +13,9 @@ from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars
+from gangway.base.numbers import count, positive
 from gangway.executor.launch import available_cores
-from gangway.measure.arguments import find_model, positive_integer, positive_number
+from gangway.measure.arguments import find_model
 from gangway.measure.composer import SEARCHES, ComposedSchedule, ComposeOptions, compose
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.measure.model_runner import RunError
@@ -183,13 +184,13 @@ def _parser() -> argparse.ArgumentParser:
         "model directories")  # fmt: skip
     add("--search", choices=SEARCHES, default=SEARCHES[0],
         help=f"coordinate descent, or as many random schedules ({SEARCHES[0]})")  # fmt: skip
-    add("--pointers", type=positive_integer, metavar="P",
+    add("--pointers", type=count, metavar="P",
         help="barriers in each model, which make P + 1 stages (as many as models)")  # fmt: skip
-    add("--rounds", type=positive_integer, default=DEFAULT_ROUNDS, metavar="R",
+    add("--rounds", type=count, default=DEFAULT_ROUNDS, metavar="R",
         help=f"rounds over all models ({DEFAULT_ROUNDS})")  # fmt: skip
-    add("--candidates", type=positive_integer, default=DEFAULT_CANDIDATES, metavar="M",
+    add("--candidates", type=count, default=DEFAULT_CANDIDATES, metavar="M",
         help=f"schedules for each model and round ({DEFAULT_CANDIDATES})")  # fmt: skip
-    add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="S",
+    add("--seconds", type=positive, default=DEFAULT_SECONDS, metavar="S",
         help=f"time for the search at most; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     add_cache_dir(parser)

@@ -13,13 +13,13 @@ from gangway.artifact.profile import Profile, ProfileError, machine_id, profile_
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.base.host_limits import cpu_name
+from gangway.base.numbers import count
 from gangway.executor.launch import available_cores
 from gangway.measure.arguments import (
     compiled_manifest,
     find_model,
     in_each_precision,
     model_words,
-    positive_integer,
 )
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
@@ -108,7 +108,7 @@ def _entry(table: PlanTable, rows: int) -> dict[str, object]:
 
 
 def _batches(text: str) -> list[int]:
-    return [positive_integer(part) for part in text.split(",")]
+    return [count(part) for part in text.split(",")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
-    add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
+    add("--cores", type=count, metavar="T", help="cores to split over (all that were measured)")
     add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
     add_dimension(parser)
     add_precision(parser)

@@ -12,7 +12,8 @@ from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
-from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores, positive_number
+from gangway.base.numbers import positive
+from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.errors import CompileError
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     parser.add_argument(
         "--seconds",
-        type=positive_number,
+        type=positive,
         default=DEFAULT_SECONDS,
         metavar="N",
         help=f"time to take ({DEFAULT_SECONDS:.0f})",

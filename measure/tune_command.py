@@ -11,7 +11,8 @@ from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
-from gangway.measure.arguments import find_target, model_and_cores, positive_integer, positive_number
+from gangway.base.numbers import count, positive
+from gangway.measure.arguments import find_target, model_and_cores
 from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import USUAL_QOS, TuneOptions, Tuner
 from gangway.measure.version_choice import STATIC
@@ -89,16 +90,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
-    add("--trials", type=positive_integer, default=DEFAULT_TRIALS, metavar="N",
+    add("--trials", type=count, default=DEFAULT_TRIALS, metavar="N",
         help=f"samples of each distinct layer at most ({DEFAULT_TRIALS})")  # fmt: skip
     add("--versions", type=_versions, default=MAX_VERSIONS, metavar="V",
         help=f"versions of a layer at most, 1 to {MAX_VERSIONS} ({MAX_VERSIONS})")  # fmt: skip
     add("--least-loss", type=_percent, default=LEAST_LOSS_PERCENT, metavar="PERCENT",
         help=f"drop a version whose absence costs less; 0 drops none ({LEAST_LOSS_PERCENT:.0f})")  # fmt: skip
-    add("--qos-ms", type=positive_number, metavar="X",
+    add("--qos-ms", type=positive, metavar="X",
         help=f"latency target (the configuration's, else {USUAL_QOS:.0f} times the latency alone)")  # fmt: skip
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
-    add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
+    add("--seconds", type=positive, default=DEFAULT_SECONDS, metavar="N",
         help=f"time for measurements; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip
     add_dimension(parser)
     add_cache_dir(parser)

@@ -15,6 +15,7 @@ from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
 from gangway.base.extras import missing_packages
 from gangway.base.html_page import write_html
+from gangway.base.numbers import count, percent, positive
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.stages.former import StagePlan
 from gangway.simulator.batching import Batching
@@ -219,9 +220,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--cores", type=_cores, default=64, metavar="N", help="of the machine (64)")
-    add("--nodes", type=_count, default=1, metavar="N",
+    add("--nodes", type=count, default=1, metavar="N",
         help="of NUMA, over which the cores are split evenly; no gang crosses them (1)")  # fmt: skip
-    add("--schedulers", type=_count, default=1, metavar="N",
+    add("--schedulers", type=count, default=1, metavar="N",
         help="processes that decide, over which the cores are split evenly; a server has one (1)")  # fmt: skip
     add("--policy", type=_policies, default=[DEFAULT_POLICY], metavar="P[,P...]",
         help=f"{ALL}, or some of: {', '.join(POLICIES)} ({DEFAULT_POLICY})")  # fmt: skip
@@ -232,17 +233,17 @@ def _parser() -> argparse.ArgumentParser:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--rate", type=_rate, default=None, metavar="R|search",
         help="queries per second, or the highest rate that reaches the goal (search)")  # fmt: skip
-    load.add_argument("--clients", type=_count, default=None, metavar="N",
+    load.add_argument("--clients", type=count, default=None, metavar="N",
         help="a closed loop: N clients that each ask again when they have an answer")  # fmt: skip
-    add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
+    add("--satisfied", type=percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
     add("--each", action="store_true", help="show the rate at which it holds for each model, not for all queries")
-    add("--queries", type=_count, default=4000, metavar="N", help="in one run (4000)")
-    add("--rows", type=_count, default=1, metavar="B", help="of each query (1)")
-    add("--burst", type=_count, default=1, metavar="K", help="so many queries arrive at the same time (1)")
-    add("--batch", type=_count, default=1, metavar="B",
+    add("--queries", type=count, default=4000, metavar="N", help="in one run (4000)")
+    add("--rows", type=count, default=1, metavar="B", help="of each query (1)")
+    add("--burst", type=count, default=1, metavar="K", help="so many queries arrive at the same time (1)")
+    add("--batch", type=count, default=1, metavar="B",
         help="let the policy join what waits to batches of up to B rows, split over gangs (1: no)")  # fmt: skip
     add("--seed", type=_seed, default=1, metavar="S", help="of the arrivals (1)")
-    add("--seeds", type=_count, default=SEEDS, metavar="N",
+    add("--seeds", type=count, default=SEEDS, metavar="N",
         help=f"a searched rate is the mean over so many seeds, from --seed on ({SEEDS})")  # fmt: skip
     add("--machine", choices=MACHINES, default="measured",
         help="cores that disturb each other as measured, or as VELTAIR's premise has it (measured)")  # fmt: skip
@@ -250,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
         help="other measured models: files of `gangway profile`")  # fmt: skip
     add("--bf16-profile", type=Path, nargs="+", default=[], metavar="FILE",
         help="the same of models of the mix in bf16, which queries take that would be late in fp32")  # fmt: skip
-    add("--memory-share", type=_positive, default=1.0, metavar="X",
+    add("--memory-share", type=positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
     add("--overheads", choices=OVERHEADS, default="spare",
         help="front end and scheduler have spare cores, the same with their whole time charged (turns), share the "
@@ -291,28 +292,11 @@ def _compound(text: str) -> tuple[str, ...]:
 
 
 def _rate(text: str) -> float | None:
-    return None if text == SEARCH else _positive(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"a positive number was expected, not {text!r}")
-    return value
-
-
-def _percent(text: str) -> float:
-    value = _positive(text)
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"at most 100 percent, not {text!r}")
-    return value
+    return None if text == SEARCH else positive(text)
 
 
 def _cores(text: str) -> int:
-    value = _count(text)
+    value = count(text)
     if value > MOST_CORES:
         raise argparse.ArgumentTypeError(f"at most {MOST_CORES} cores, not {text}")
     return value
@@ -322,10 +306,3 @@ def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a seed is a number from 0 on, not {text!r}")
     return int(text)
-
-
-def _count(text: str) -> int:
-    value = _positive(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"a whole number was expected, not {text!r}")
-    return int(value)

@@ -11,6 +11,7 @@ from typing import Any
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console
 from gangway.base.html_page import write_html
+from gangway.base.numbers import count, number, positive, share
 from gangway.clients.addresses import grpc_url
 from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, InputError
@@ -250,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
         help="sizes for an input's open dimensions: all but the first")  # fmt: skip
     result.add_argument(
-        "--timeout-ms", type=_positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
+        "--timeout-ms", type=positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
     )
     result.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     result.add_argument(
@@ -265,7 +266,7 @@ def _add_load(result: argparse.ArgumentParser) -> None:
     load = result.add_argument_group("load")
     load.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         metavar="R",
         help="queries per second; of a search, where it begins (default: half of what one client at a time gets)",
     )
@@ -274,9 +275,9 @@ def _add_load(result: argparse.ArgumentParser) -> None:
         "--scenario", choices=("poisson", "mlperf-server"), default="poisson", help="who draws the arrivals"
     )
     load.add_argument(
-        "--seconds", type=_positive, default=10.0, metavar="S", help="length of a run (default: %(default)g)"
+        "--seconds", type=positive, default=10.0, metavar="S", help="length of a run (default: %(default)g)"
     )
-    load.add_argument("--queries", type=_count, metavar="N", help="length of a run in queries, instead")
+    load.add_argument("--queries", type=count, metavar="N", help="length of a run in queries, instead")
     load.add_argument(
         "--warmup", type=_not_negative, default=1.0, metavar="S", help="sent first, not counted (default: %(default)g)"
     )
@@ -286,53 +287,17 @@ def _add_load(result: argparse.ArgumentParser) -> None:
 def _add_search(result: argparse.ArgumentParser) -> None:
     search = result.add_argument_group("search")
     search.add_argument("--search", action="store_true", help="find the highest rate that reaches the goal")
-    search.add_argument("--goal", type=_share, default=0.95, help="share of queries in time (default: %(default)g)")
+    search.add_argument("--goal", type=share, default=0.95, help="share of queries in time (default: %(default)g)")
     search.add_argument("--each", action="store_true", help="of each model's queries, not of all")
     search.add_argument("--step", type=_step, default=1.05, help="ratio of neighbouring rates (default: %(default)g)")
     search.add_argument(
-        "--votes", type=_count, default=2, help="runs, each with a seed, that decide on a rate (default: %(default)s)"
+        "--votes", type=count, default=2, help="runs, each with a seed, that decide on a rate (default: %(default)s)"
     )
 
 
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
-    return value
-
-
 def _not_negative(text: str) -> float:
-    value = _number(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got '{text}'")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, got '{text}'")
-    return value
+    return number(text, "a number of at least 0", math.nextafter(0.0, -1.0))
 
 
 def _step(text: str) -> float:
-    value = _number(text)
-    if not 1 < value <= 2:
-        raise argparse.ArgumentTypeError(f"expected a ratio above 1 and up to 2, got '{text}'")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, got '{text}'")
-    return value
+    return number(text, "a ratio above 1 and up to 2", 1.0, 2.0)

@@ -18,9 +18,10 @@ from gangway.artifact.cache import add_cache_dir
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.base.host_limits import cpu_name
+from gangway.base.numbers import positive
 from gangway.clients.errors import ClientError
 from gangway.executor.launch import available_cores, numa_nodes
-from gangway.measure.arguments import compiled_manifest, positive_number
+from gangway.measure.arguments import compiled_manifest
 from gangway.measure.machine import OtherWork
 from gangway.measure.model_runner import RunError
 from gangway.measure.scale_check.gangs import check_gangs, profile_widths
@@ -215,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
         "nothing else to do.",
     )
     add = parser.add_argument
-    add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
+    add("--seconds", type=positive, default=DEFAULT_SECONDS, metavar="N",
         help=f"about the time to take, compiling aside ({DEFAULT_SECONDS:.0f})")  # fmt: skip
     add("--cores", default="all", metavar="LIST",
         help="cores to check, like 0,2-3 (all); 0-1x8: eight workers on each, whose times mean nothing")  # fmt: skip

@@ -150,12 +150,12 @@ def test_what_cannot_be_done(tmp_path, capsys, arguments, message):
     ("arguments", "message"),
     [
         (("--policy", "absent"), "unknown scheduler 'absent'"),
-        (("--cores", 0), "positive"),
+        (("--cores", 0), "at least 1"),
         (("--cores", 2000), "at most 1024 cores"),
         (("--seed", -1), "from 0 on"),
         (("--queries", 1.5), "whole"),
         (("--rate", "fast"), "positive number"),
-        (("--satisfied", 101), "100 percent"),
+        (("--satisfied", 101), "up to 100"),
         (("--rate", 5, "--clients", 2), "not allowed with"),
     ],
 )
