@@ -12,22 +12,8 @@ from gangway.base.suggestion import did_you_mean
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.server import messages
 from gangway.server.errors import RequestError, internal, invalid, unavailable
-from gangway.server.messages import (
-    MAX_VERSION,
-    UNLOADED,
-    WHOLE_MODEL,
-    Compounds,
-    ModelPresence,
-    ModelReady,
-    ModelRemoved,
-    ModelTarget,
-    ModelUnavailable,
-    VariantGone,
-    VariantReady,
-    VariantSizes,
-    is_of_use,
-)
 from gangway.server.models.config import is_batching_off, is_ensemble
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
@@ -68,16 +54,16 @@ class CompiledSizes:
     variant: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, message: ModelReady) -> "CompiledSizes":
+    def whole(cls, message: messages.ModelReady) -> "CompiledSizes":
         """Return the whole of a model."""
         layout = RequestLayout.of(message.model_id, message.inputs, message.outputs)
         return cls(message.model_id, lambda: (layout, message.outputs), message.max_rows, tail=message.tail)
 
     @classmethod
-    def parts(cls, message: VariantReady, batched: bool) -> "dict[tuple[int, ...], CompiledSizes]":
+    def parts(cls, message: messages.VariantReady, batched: bool) -> "dict[tuple[int, ...], CompiledSizes]":
         """Return a variant, by each of the sizes for which it is compiled."""
         common = message.max_rows, message.qos_us, message.tail, message.sizes
-        own = VariantSizes(message.sizes, _shapes(message.inputs), _shapes(message.outputs))
+        own = messages.VariantSizes(message.sizes, _shapes(message.inputs), _shapes(message.outputs))
         return {
             instance.sizes: cls(message.model_id, partial(_sized, message, number, instance, batched), *common)
             for number, instance in enumerate(message.instances or (own,))
@@ -103,7 +89,7 @@ def _shapes(specs: Iterable[TensorSpec]) -> tuple[tuple[int, ...], ...]:
 
 
 def _sized(
-    message: VariantReady, number: int, instance: VariantSizes, batched: bool
+    message: messages.VariantReady, number: int, instance: messages.VariantSizes, batched: bool
 ) -> tuple[RequestLayout, tuple[TensorSpec, ...]]:
     """Return layout and outputs of a variant for one of its sizes."""
     if not message.instances:
@@ -156,7 +142,7 @@ class ServedModel:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sequence: SequenceTensors | None = None
     joins: bool = True
-    compounds: Compounds = ()
+    compounds: messages.Compounds = ()
     chooses_precision: bool = False
     is_python: bool = False
     most_answer_bytes: int = MOST_ANSWER_BYTES
@@ -165,7 +151,7 @@ class ServedModel:
     @classmethod
     def of(
         cls,
-        message: ModelReady,
+        message: messages.ModelReady,
         make_statistics: MakeStatistics = own_statistics,
         most_answer_bytes: int = MOST_ANSWER_BYTES,
     ) -> "ServedModel":
@@ -337,34 +323,36 @@ class Models:
     any model.
     """
 
-    entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
+    entries: Mapping[tuple[str, int], ServedModel | messages.ModelUnavailable] = field(default_factory=dict)
     absent: Mapping[int, str] = field(default_factory=dict)
     most_answer_bytes: int = MOST_ANSWER_BYTES
 
     def updated(
-        self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
+        self,
+        message: messages.ModelReady | messages.ModelUnavailable | messages.ModelRemoved,
+        make_statistics: MakeStatistics = own_statistics,
     ) -> "Models":
         """Return the set after one more message. A version of use ends what was said about the model as a whole."""
-        ended = (message.name, WHOLE_MODEL) if is_of_use(message) else None
+        ended = (message.name, messages.WHOLE_MODEL) if messages.is_of_use(message) else None
         entries = {key: entry for key, entry in self.entries.items() if key != ended}
         key = (message.name, message.version)
         before = self.entries.get(key)
-        if isinstance(message, ModelReady):
+        if isinstance(message, messages.ModelReady):
             if isinstance(before, ServedModel) and before.statistics_row == message.statistics_row != -1:
                 make_statistics = _kept(before.statistics)  # a row has one writer in a process
             entries[key] = ServedModel.of(message, make_statistics, self.most_answer_bytes)
-        elif isinstance(message, ModelUnavailable):
+        elif isinstance(message, messages.ModelUnavailable):
             entries[key] = message
         else:
             entries.pop(key, None)
         return replace(self, entries=dict(sorted(entries.items())))
 
-    def with_presence(self, message: ModelPresence) -> "Models":
+    def with_presence(self, message: messages.ModelPresence) -> "Models":
         """Return the set after somebody can answer for a Python model, or nobody can any more."""
         others = {number: reason for number, reason in self.absent.items() if number != message.model_id}
         return replace(self, absent={**others, message.model_id: message.reason} if message.reason else others)
 
-    def with_target(self, message: ModelTarget) -> "Models":
+    def with_target(self, message: messages.ModelTarget) -> "Models":
         """Return the set after a model has got another latency target."""
         key = (message.name, message.version)
         model = self.entries.get(key)
@@ -374,14 +362,14 @@ class Models:
         changed = replace(model, config=config, qos_us=message.qos_us, isolated_us=message.isolated_us)
         return replace(self, entries={**self.entries, key: changed})
 
-    def with_variant(self, message: VariantReady | VariantGone) -> "Models":
+    def with_variant(self, message: messages.VariantReady | messages.VariantGone) -> "Models":
         """Return the set with more or less of a model compiled."""
         key = (message.name, message.version)
         model = self.entries.get(key)
         if not isinstance(model, ServedModel):
             return self
         compiled = {sizes: part for sizes, part in model.compiled.items() if part.variant != message.sizes}
-        if isinstance(message, VariantReady):
+        if isinstance(message, messages.VariantReady):
             compiled |= CompiledSizes.parts(message, model.batched)
         return replace(self, entries={**self.entries, key: replace(model, compiled=compiled)})
 
@@ -391,15 +379,15 @@ class Models:
         return not any(entry.is_missed for entry in self.unavailable)
 
     @property
-    def unavailable(self) -> list[ModelUnavailable]:
+    def unavailable(self) -> list[messages.ModelUnavailable]:
         """What answers no requests, and why."""
         states = map(self.state_of, self.entries.values())
-        return [state for state in states if isinstance(state, ModelUnavailable)]
+        return [state for state in states if isinstance(state, messages.ModelUnavailable)]
 
-    def state_of(self, entry: ServedModel | ModelUnavailable) -> ServedModel | ModelUnavailable:
+    def state_of(self, entry: ServedModel | messages.ModelUnavailable) -> ServedModel | messages.ModelUnavailable:
         """Return an entry as clients shall see it: a model for which nobody can answer is none that is served."""
         if self.absent and isinstance(entry, ServedModel) and (reason := self._why_absent(entry)):
-            return ModelUnavailable(entry.name, entry.version, reason)
+            return messages.ModelUnavailable(entry.name, entry.version, reason)
         return entry
 
     def _why_absent(self, model: ServedModel) -> str:
@@ -437,33 +425,37 @@ class Models:
             if not usable and all(_is_unloaded(entry) for entry in known.values()):
                 message = f"Request for unknown model: '{name}' has no available versions"
                 raise RequestError(StatusCode.NOT_FOUND, message)
-            entry = usable[-1] if usable else known.get(WHOLE_MODEL, known[max(known)])
+            entry = usable[-1] if usable else known.get(messages.WHOLE_MODEL, known[max(known)])
         elif number in known:
             entry = known[number]
         else:
             message = f"Request for unknown model: '{name}' version {number} is not found"
             raise RequestError(StatusCode.NOT_FOUND, message)
         entry = self.state_of(entry)
-        if isinstance(entry, ModelUnavailable):
-            which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
+        if isinstance(entry, messages.ModelUnavailable):
+            which = "" if entry.version == messages.WHOLE_MODEL else f" version {entry.version}"
             if entry.at_fault:
                 internal(f"model '{name}'{which} is not executed any more: {entry.reason}")
             unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
         return entry
 
 
-def _is_unknown(entry: ServedModel | ModelUnavailable) -> bool:
-    return isinstance(entry, ModelUnavailable) and entry.state == "UNKNOWN"
+def _is_unknown(entry: ServedModel | messages.ModelUnavailable) -> bool:
+    return isinstance(entry, messages.ModelUnavailable) and entry.state == "UNKNOWN"
 
 
-def _is_unloaded(entry: ServedModel | ModelUnavailable) -> bool:
-    return isinstance(entry, ModelUnavailable) and entry.reason == UNLOADED
+def _is_unloaded(entry: ServedModel | messages.ModelUnavailable) -> bool:
+    return isinstance(entry, messages.ModelUnavailable) and entry.reason == messages.UNLOADED
 
 
 def parse_version(text: str) -> int | None:
     """Return the version a client asks for, None for the highest. Raises RequestError."""
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS and int(text) <= MAX_VERSION):
-        invalid(f"failed to get model version from specified version string '{text}': expected 0 to {MAX_VERSION}")
+    if not (
+        text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS and int(text) <= messages.MAX_VERSION
+    ):
+        invalid(
+            f"failed to get model version from specified version string '{text}': expected 0 to {messages.MAX_VERSION}"
+        )
     return int(text)

@@ -28,38 +28,12 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server import messages
 from gangway.server.access import Ports, TlsError, remove_socket, why_not_bound
 from gangway.server.cancellations import Cancellations
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.descriptors import DescriptorWatch, allow_many_descriptors
 from gangway.server.errors import RequestError
-from gangway.server.messages import (
-    Agreed,
-    AllKnown,
-    BackgroundJob,
-    BindFailed,
-    Change,
-    Drain,
-    FrontEndMessage,
-    InitialLoadDone,
-    InstanceAttended,
-    JobsUnderWay,
-    Leave,
-    Listening,
-    LogSettings,
-    ModelPresence,
-    ModelReady,
-    ModelRemoved,
-    ModelRetired,
-    ModelTarget,
-    ModelUnavailable,
-    RegionChange,
-    RepositoryAnswer,
-    Settled,
-    VariantGone,
-    VariantReady,
-    front_end_peer,
-)
 from gangway.server.models.served import MOST_ANSWER_BYTES, MakeStatistics, Models, own_statistics
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.process_options import from_stdin
@@ -114,7 +88,7 @@ class Surroundings:
     what this one has counted. `end`: see DescriptorWatch.
     """
 
-    say: Callable[[FrontEndMessage], bool] | None = None
+    say: Callable[[messages.FrontEndMessage], bool] | None = None
     stream_limits: StreamLimits | None = None
     tracer: Tracer | None = None
     log: ProcessLog | None = None
@@ -151,7 +125,7 @@ class FrontEnd:
         limits = around.stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
         self._answers = ServerMethods(options.general.id)
-        self._jobs: tuple[BackgroundJob, ...] = ()
+        self._jobs: tuple[messages.BackgroundJob, ...] = ()
         self._watch: Watch | None = None
         if control is not None and options.http.page:
             # A thread reads them. What is answered is counted by the loop alone.
@@ -243,35 +217,35 @@ class FrontEnd:
                 self._http.end_largest()
         return waits
 
-    def handle(self, message: FrontEndMessage) -> None:
+    def handle(self, message: messages.FrontEndMessage) -> None:
         """Do what the supervisor says. Quick, for the loop."""
         match message:
-            case ModelReady() | ModelUnavailable() | ModelRemoved():
+            case messages.ModelReady() | messages.ModelUnavailable() | messages.ModelRemoved():
                 before = self.models.served_as(message.name, message.version)
                 self.models = self.models.updated(message, self._make_statistics)
                 if before is not None:
                     before.uses.close(lambda: self._retired(before.model_id))
-            case ModelPresence():
+            case messages.ModelPresence():
                 self.models = self.models.with_presence(message)
-            case InstanceAttended(address):
+            case messages.InstanceAttended(address):
                 self.inference.attend(address)
-            case ModelTarget():
+            case messages.ModelTarget():
                 self.models = self.models.with_target(message)
-            case VariantReady() | VariantGone():
+            case messages.VariantReady() | messages.VariantGone():
                 self.models = self.models.with_variant(message)
-            case Agreed():
+            case messages.Agreed():
                 if (applied := self.changes.agreed(message)) is not None:
                     self._say(applied)
-            case Settled():
+            case messages.Settled():
                 self.changes.calls.answered(message)
-            case JobsUnderWay(jobs):
+            case messages.JobsUnderWay(jobs):
                 self._jobs = jobs
-            case InitialLoadDone(strict_readiness):
+            case messages.InitialLoadDone(strict_readiness):
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
-            case RepositoryAnswer():
+            case messages.RepositoryAnswer():
                 self.repository.calls.answered(message)
-            case Leave():
+            case messages.Leave():
                 self._answers.leaving = True
             case _:
                 raise ValueError(f"{message} is not for a front end")
@@ -288,21 +262,21 @@ class FrontEnd:
 
     def _retired(self, model_id: int) -> None:
         """The supervisor waits for it before it unloads the model."""
-        self._say(ModelRetired(model_id))
+        self._say(messages.ModelRetired(model_id))
 
-    def _say(self, message: FrontEndMessage) -> None:
+    def _say(self, message: messages.FrontEndMessage) -> None:
         """Tell what the supervisor must hear, as soon as there is room."""
         if not self._tell(message):
             self._serving.loop.call_later(TELL_AGAIN_SECONDS, self._say, message)
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: messages.Change) -> None:
         """Make a change that is made in all front ends. Raises RequestError."""
         match change:
-            case RegionChange():
+            case messages.RegionChange():
                 self._regions.apply(change)
             case TraceOverrides():
                 self.tracer.override(change, change.restarts)
-            case LogSettings():
+            case messages.LogSettings():
                 self._logs.apply(change)
 
     async def _await(self, is_done: Callable[[], bool], seconds: float) -> None:
@@ -363,7 +337,7 @@ class Listeners:
     while gRPC answers: a quick successor matters after a crash. `tell`: as in FrontEnd.
     """
 
-    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
+    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[messages.FrontEndMessage], bool]) -> None:
         self._grpc = grpc
         self._http = http
         self._metrics = metrics
@@ -378,13 +352,13 @@ class Listeners:
             metrics_address = self._metrics()
             http_address = self._http()
         except (CannotListenError, OSError) as error:
-            self._say(BindFailed(str(error)))
+            self._say(messages.BindFailed(str(error)))
             os._exit(1)
         gc.enable()
         gc.freeze()  # what lives now lives on: a collection would stop the loop for some 10 ms to look at it
-        self._say(Listening(self.grpc_address, metrics_address, http_address))
+        self._say(messages.Listening(self.grpc_address, metrics_address, http_address))
 
-    def _say(self, message: FrontEndMessage) -> None:
+    def _say(self, message: messages.FrontEndMessage) -> None:
         while not self._tell(message):
             time.sleep(TELL_AGAIN_SECONDS)
 
@@ -417,7 +391,7 @@ def open_metrics(
 
 def run(options: FrontEndOptions, log: ProcessLog) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
-    supervisor = front_end_peer(socket.socket(fileno=options.supervisor_fd))
+    supervisor = messages.front_end_peer(socket.socket(fileno=options.supervisor_fd))
     control = ControlSegment.attach(options.control_fd)
     plane = make_data_plane(options, control)
 
@@ -446,7 +420,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         )
         front_end = FrontEnd(plane, options.serve, serving, around)
     except (TlsError, OSError, NoThreadError) as error:
-        supervisor.send(BindFailed(str(error)), wait=True)
+        supervisor.send(messages.BindFailed(str(error)), wait=True)
         return 1
     if front_end.inference.cache is not None:
         shared.count_cache(front_end.inference.cache.count_in)
@@ -472,7 +446,7 @@ class Orders:
 
     def __init__(
         self,
-        supervisor: Peer[FrontEndMessage],
+        supervisor: Peer[messages.FrontEndMessage],
         serving: ServingLoop,
         front_end: FrontEnd,
         listeners: Listeners,
@@ -497,11 +471,11 @@ class Orders:
         except Exception as error:
             end_with(error, self._log)
 
-    def _follow(self, message: FrontEndMessage) -> None:
+    def _follow(self, message: messages.FrontEndMessage) -> None:
         match message:
-            case AllKnown():
+            case messages.AllKnown():
                 self._serving.aside(self._open)
-            case Drain():
+            case messages.Drain():
                 drive(self._drain())
             case _:
                 self._front_end.handle(message)

@@ -19,22 +19,8 @@ from gangway.base.logs import ProcessLog
 from gangway.base.peer import close_descriptor
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server import messages
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
-from gangway.server.messages import (
-    FORMATS,
-    MAX_VERBOSE,
-    OK,
-    Agreed,
-    Applied,
-    CallKind,
-    Change,
-    FrontEndMessage,
-    LogSettings,
-    Proposed,
-    RepositoryAnswer,
-    RepositoryCall,
-    Settled,
-)
 from gangway.server.models.served import Models
 from gangway.server.serving.pending import Driven, Offload, Pending
 from gangway.server.serving.tracing import Tracer
@@ -54,7 +40,7 @@ from gangway.server.tracing.settings import (
 _log = logging.getLogger(__name__)
 
 
-SupervisorReply: TypeAlias = Settled | RepositoryAnswer
+SupervisorReply: TypeAlias = messages.Settled | messages.RepositoryAnswer
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -100,7 +86,7 @@ class SupervisorCalls:
         answer = await answered
         if answer is None:
             unavailable(self._refusal or unanswered)
-        if answer.code != OK:
+        if answer.code != messages.OK:
             raise RequestError(StatusCode[answer.code], answer.message)
 
     def answered(self, answer: SupervisorReply) -> None:
@@ -135,30 +121,30 @@ class SharedChanges:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        apply: Callable[[Change], None],
-        ask: Callable[[FrontEndMessage], bool] | None = None,
+        apply: Callable[[messages.Change], None],
+        ask: Callable[[messages.FrontEndMessage], bool] | None = None,
     ) -> None:
         self._apply = apply
         self._ask = ask
         self.calls = SupervisorCalls(loop, MAX_WAITING_CHANGES, NOT_NOW)
 
-    async def make(self, change: Change) -> None:
+    async def make(self, change: messages.Change) -> None:
         """Return when every front end has made the change. Raises RequestError: then none has made it."""
         ask = self._ask
         if ask is None:
             self._apply(change)
             return
         unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
-        await self.calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
+        await self.calls.ask(lambda number: ask(messages.Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
 
-    def agreed(self, message: Agreed) -> Applied | None:
+    def agreed(self, message: messages.Agreed) -> messages.Applied | None:
         """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
-        answer = Applied(message.number)
+        answer = messages.Applied(message.number)
         try:
             if message.change is not None:
                 self._apply(message.change)
         except RequestError as error:
-            answer = Applied(message.number, error.code.name, error.message)
+            answer = messages.Applied(message.number, error.code.name, error.message)
             if not message.number:
                 _log.warning(
                     "a setting or memory region that other front ends have is not in this one: %s", error.message
@@ -185,7 +171,11 @@ class LogMethods:
     """
 
     def __init__(
-        self, settings: LogSettings, log: ProcessLog | None, make: Callable[[LogSettings], Driven[None]], turns: Turns
+        self,
+        settings: messages.LogSettings,
+        log: ProcessLog | None,
+        make: Callable[[messages.LogSettings], Driven[None]],
+        turns: Turns,
     ) -> None:
         self._log = log
         self._make = make
@@ -205,7 +195,7 @@ class LogMethods:
             setattr(response.settings[name], choice, getattr(settings, attribute))
         return response
 
-    def apply(self, settings: LogSettings) -> None:
+    def apply(self, settings: messages.LogSettings) -> None:
         """Let these hold in this process."""
         self._settings = settings
         if self._log is not None:
@@ -222,9 +212,9 @@ def _log_change(name: str, value: _SettingValue) -> tuple[str, Any]:
     if value.WhichOneof("parameter_choice") != choice:
         invalid(f"expect {called} for '{name}'")
     new = getattr(value, choice)
-    if field == "format" and new not in FORMATS:
+    if field == "format" and new not in messages.FORMATS:
         invalid(f"invalid argument for log_format, got: {new}")
-    if field == "verbose_level" and int(new) > MAX_VERBOSE:
+    if field == "verbose_level" and int(new) > messages.MAX_VERBOSE:
         invalid(f"expect int32 for '{name}'")
     return field, new
 
@@ -350,7 +340,9 @@ class RepositoryMethods:
     supervisor reads by itself. `ask` says whether the supervisor could be told. `aside`: threads that copy them.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Callable[[RepositoryCall], bool], aside: Offload) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, ask: Callable[[messages.RepositoryCall], bool], aside: Offload
+    ) -> None:
         self._ask = ask
         self._aside = aside
         self._copies, self._refreshing = Turns(loop), Turns(loop)
@@ -404,7 +396,7 @@ class RepositoryMethods:
 
     async def _call(
         self,
-        kind: CallKind,
+        kind: messages.CallKind,
         name: str = "",
         content: "_InMemory | None" = None,
         seconds: float = LOAD_SECONDS,
@@ -412,7 +404,7 @@ class RepositoryMethods:
     ) -> None:
         path = content.path if content is not None else ""
         await self.calls.ask(
-            lambda number: self._ask(RepositoryCall(number, kind, name, path, dependents)),
+            lambda number: self._ask(messages.RepositoryCall(number, kind, name, path, dependents)),
             seconds,
             not_now="the model repository cannot be asked now",
             unanswered=f"no answer from the model repository within {seconds:.0f} seconds",

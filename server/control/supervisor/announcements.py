@@ -7,21 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gangway.base.logs import ALWAYS
+from gangway.server import messages
 from gangway.server.control.supervisor.model_life import TRANSITIONS, VersionState, state_of
-from gangway.server.messages import (
-    WHOLE_MODEL,
-    FrontEndMessage,
-    InitialLoadDone,
-    JobsUnderWay,
-    ModelPresence,
-    ModelReady,
-    ModelRemoved,
-    ModelTarget,
-    ModelUnavailable,
-    VariantGone,
-    VariantReady,
-    is_of_use,
-)
 from gangway.server.statistics import MODELS, StatisticsTable
 
 ANY_VERSION = -1
@@ -46,57 +33,61 @@ class Announcements:
     def __init__(
         self,
         statistics: StatisticsTable,
-        send: Callable[[FrontEndMessage], None],
+        send: Callable[[messages.FrontEndMessage], None],
         present: Callable[[], Collection[int]],
     ) -> None:
         self._rows = RowAllocator(statistics)
         self._send = send
         self._present = present
-        self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
-        self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
-        self._absent: dict[int, ModelPresence] = {}  # by model number
+        self._models: dict[tuple[str, int], messages.ModelReady | messages.ModelUnavailable] = {}
+        self._variants: dict[tuple[str, int, tuple[int, ...]], messages.VariantReady] = {}
+        self._absent: dict[int, messages.ModelPresence] = {}  # by model number
         self._retiring: dict[int, _Retiring] = {}  # the same
-        self._load_done: InitialLoadDone | None = None
-        self._jobs = JobsUnderWay(())
+        self._load_done: messages.InitialLoadDone | None = None
+        self._jobs = messages.JobsUnderWay(())
 
     @property
-    def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
+    def entries(self) -> Mapping[tuple[str, int], messages.ModelReady | messages.ModelUnavailable]:
         """What clients know, by name and version."""
         return self._models
 
     def is_ready(self, name: str, version: int) -> bool:
         """Whether clients know a version of a model as ready, or any (-1)."""
         found = [entry for key, entry in self._models.items() if key[0] == name and version in (key[1], ANY_VERSION)]
-        return any(isinstance(entry, ModelReady) and entry.model_id not in self._absent for entry in found)
+        return any(isinstance(entry, messages.ModelReady) and entry.model_id not in self._absent for entry in found)
 
-    def counted(self) -> list[ModelReady]:
+    def counted(self) -> list[messages.ModelReady]:
         """Return the models that are served and have counters."""
-        ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]
+        ready = [entry for entry in self._models.values() if isinstance(entry, messages.ModelReady)]
         return [model for model in ready if model.statistics_row != NO_ROW]
 
-    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved, continues: int | None = None) -> None:
+    def announce(
+        self,
+        message: messages.ModelReady | messages.ModelUnavailable | messages.ModelRemoved,
+        continues: int | None = None,
+    ) -> None:
         """Tell clients about a model. What was compiled of it for certain sizes is forgotten.
 
         `continues`: the number of the model whose counters go on, which is about to retire.
         """
         key = (message.name, message.version)
-        whole = self._models.get((message.name, WHOLE_MODEL))
-        if whole is not None and is_of_use(message):
-            self._note(ModelRemoved(message.name, WHOLE_MODEL))
-            del self._models[message.name, WHOLE_MODEL]
+        whole = self._models.get((message.name, messages.WHOLE_MODEL))
+        if whole is not None and messages.is_of_use(message):
+            self._note(messages.ModelRemoved(message.name, messages.WHOLE_MODEL))
+            del self._models[message.name, messages.WHOLE_MODEL]
         self._note(message)
         self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
-        if isinstance(message, ModelReady):
+        if isinstance(message, messages.ModelReady):
             if continues is not None:
                 self._rows.share(continues, message.model_id)
             message = replace(message, statistics_row=self._rows.take(message.model_id))
-        if isinstance(message, ModelRemoved):
+        if isinstance(message, messages.ModelRemoved):
             self._models.pop(key, None)
         else:
             self._models[key] = message
         self._send(message)
 
-    def announce_presence(self, message: ModelPresence) -> None:
+    def announce_presence(self, message: messages.ModelPresence) -> None:
         """Tell whether an instance of a Python model can answer."""
         if message.reason:
             self._absent[message.model_id] = message
@@ -104,10 +95,10 @@ class Announcements:
             self._absent.pop(message.model_id, None)
         self._send(message)
 
-    def _note(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+    def _note(self, message: messages.ModelReady | messages.ModelUnavailable | messages.ModelRemoved) -> None:
         """Log what becomes of a version. What the table does not know is a fault of the server, told and not hidden."""
         before, after = state_of(self._models.get((message.name, message.version))), state_of(message)
-        which = "" if message.version == WHOLE_MODEL else f", version {message.version}"
+        which = "" if message.version == messages.WHOLE_MODEL else f", version {message.version}"
         reason = TRANSITIONS[before].get(after)
         if reason is not None:
             line = "model %s%s: %s -> %s: %s"
@@ -117,19 +108,19 @@ class Announcements:
                 "model %s%s: %s after %s is a fault of the server", message.name, which, after.value, before.value
             )
 
-    def announce_target(self, ready: ModelReady) -> None:
+    def announce_target(self, ready: messages.ModelReady) -> None:
         """Tell clients the latency target of a model that has been announced, and what follows from it."""
         key = (ready.name, ready.version)
         known = self._models.get(key)
-        if isinstance(known, ModelReady) and known.model_id == ready.model_id:
-            news = ModelTarget(ready.model_id, *key, ready.config, ready.qos_us, ready.isolated_us)
+        if isinstance(known, messages.ModelReady) and known.model_id == ready.model_id:
+            news = messages.ModelTarget(ready.model_id, *key, ready.config, ready.qos_us, ready.isolated_us)
             self._models[key] = replace(known, config=news.config, qos_us=news.qos_us, isolated_us=news.isolated_us)
             self._send(news)
 
-    def announce_variant(self, message: VariantReady | VariantGone) -> None:
+    def announce_variant(self, message: messages.VariantReady | messages.VariantGone) -> None:
         """Tell what of a model is compiled, or is not any more."""
         key = (message.name, message.version, message.sizes)
-        if isinstance(message, VariantReady):
+        if isinstance(message, messages.VariantReady):
             self._variants[key] = message
         else:
             self._variants.pop(key, None)
@@ -137,15 +128,15 @@ class Announcements:
 
     def initial_load_done(self, strict_readiness: bool) -> None:
         """Let ServerReady answer true."""
-        self._load_done = InitialLoadDone(strict_readiness)
+        self._load_done = messages.InitialLoadDone(strict_readiness)
         self._send(self._load_done)
 
-    def announce_jobs(self, message: JobsUnderWay) -> None:
+    def announce_jobs(self, message: messages.JobsUnderWay) -> None:
         """Tell which jobs are under way."""
         self._jobs = message
         self._send(message)
 
-    def known(self) -> list[FrontEndMessage]:
+    def known(self) -> list[messages.FrontEndMessage]:
         """Return all that a front end is told that starts now."""
         done = [] if self._load_done is None else [self._load_done]
         return [*self._models.values(), *self._absent.values(), *self._variants.values(), self._jobs, *done]

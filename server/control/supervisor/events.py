@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, WorkerStuck
-from gangway.server.messages import (
-    FirstAnswer,
-    InstanceAttended,
-    LogSettings,
-    ModelPresence,
-    RepositoryCall,
-    ShapeWanted,
-)
+from gangway.server import messages
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +31,8 @@ class InstanceCall:
 
 Event: TypeAlias = (
     WorkerStuck | ModelUnloaded | ModelFailed | ArtifactLost  # from the scheduler
-    | ShapeWanted | FirstAnswer | RepositoryCall | LogSettings  # from front ends
-    | ModelPresence | InstanceAttended | InstanceCall  # from instances of Python models
+    | messages.ShapeWanted | messages.FirstAnswer | messages.RepositoryCall | messages.LogSettings  # from front ends
+    | messages.ModelPresence | messages.InstanceAttended | InstanceCall  # from instances of Python models
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from itertools import count
 import msgspec
 
 from gangway.base.process import raise_priority
+from gangway.server import messages
 from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.events import EventQueue
@@ -21,29 +22,6 @@ from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
 from gangway.server.control.supervisor.regions import RegionRegistry
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, CorePlacement, SharedMemory
-from gangway.server.messages import (
-    OK,
-    Agreed,
-    AllKnown,
-    Applied,
-    BindFailed,
-    Change,
-    Drain,
-    FirstAnswer,
-    FrontEndMessage,
-    InstanceAttended,
-    Leave,
-    Listening,
-    LogSettings,
-    ModelRetired,
-    Proposed,
-    RegionChange,
-    RepositoryAnswer,
-    RepositoryCall,
-    Settled,
-    ShapeWanted,
-    front_end_peer,
-)
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.tracing.settings import TraceOverrides
@@ -51,21 +29,21 @@ from gangway.server.tracing.settings import TraceOverrides
 _log = logging.getLogger(__name__)
 
 
-class FrontEndProcess(PeerProcess[FrontEndMessage]):
+class FrontEndProcess(PeerProcess[messages.FrontEndMessage]):
     """One front end: its process, which may be replaced, and the peer that it is.
 
     `index` is its number in the control segment, `control` what all of them have.
     """
 
     def __init__(self, index: int, name: str, core: int, control: "FrontEndControl") -> None:
-        super().__init__(name, front_end_peer)
+        super().__init__(name, messages.front_end_peer)
         self.index = index
         self.listened = False  # until then there are no requests
         self._core = core
         self._control = control
         self._is_clean = True  # no front end has listened since
         self._cleaning: asyncio.Task[None] | None = None
-        self._known: tuple[FrontEndMessage, ...] = ()
+        self._known: tuple[messages.FrontEndMessage, ...] = ()
 
     def launch(self) -> "subprocess.Popen[bytes]":
         """Start a process, which is told what is known now. Raises OSError."""
@@ -96,7 +74,7 @@ class FrontEndProcess(PeerProcess[FrontEndMessage]):
 
     def _let_listen(self) -> None:
         self._is_clean = False
-        self.send(AllKnown())
+        self.send(messages.AllKnown())
 
     async def _clean_then_listen(self) -> None:
         await self._control.clean(self.index)
@@ -104,7 +82,7 @@ class FrontEndProcess(PeerProcess[FrontEndMessage]):
         if self.is_up:  # else its successor finds it clean
             self._let_listen()
 
-    def heard(self, message: FrontEndMessage) -> None:
+    def heard(self, message: messages.FrontEndMessage) -> None:
         """The process has said something."""
         self._control.heard(self, message)
 
@@ -122,17 +100,17 @@ class FrontEndProcess(PeerProcess[FrontEndMessage]):
         return self.child is None or self.child.returncode == 0 or not self.listened
 
 
-Send = Callable[[int, FrontEndMessage], None]
+Send = Callable[[int, messages.FrontEndMessage], None]
 
 
 @dataclass
 class _Round:
     """One change; `waiting` are the front ends that have not answered yet. None: they just come this far."""
 
-    change: Change | None
+    change: messages.Change | None
     waiting: set[int]
     done: Callable[[str, str], None]
-    answers: list[Applied] = field(default_factory=list)
+    answers: list[messages.Applied] = field(default_factory=list)
 
 
 class Agreements:
@@ -147,23 +125,26 @@ class Agreements:
     """
 
     def __init__(
-        self, send: Send, present: Callable[[], Collection[int]], holds: Callable[[Change], None] = lambda change: None
+        self,
+        send: Send,
+        present: Callable[[], Collection[int]],
+        holds: Callable[[messages.Change], None] = lambda change: None,
     ) -> None:
         self._send = send
         self._present = present
         self._holds = holds
         self._numbers = count(1)
         self._rounds: dict[int, _Round] = {}  # by number, ascending
-        self._regions: dict[str, RegionChange] = {}
+        self._regions: dict[str, messages.RegionChange] = {}
         self._traces: dict[str, TraceOverrides] = {}
 
-    def known(self) -> list[FrontEndMessage]:
+    def known(self) -> list[messages.FrontEndMessage]:
         """Return what a front end must be told that is started now, also what is just being agreed upon."""
-        changes: list[Change] = [*self._traces.values(), *self._regions.values()]
+        changes: list[messages.Change] = [*self._traces.values(), *self._regions.values()]
         changes += [round_.change for round_ in self._rounds.values() if round_.change is not None]
-        return [Agreed(0, change) for change in changes]
+        return [messages.Agreed(0, change) for change in changes]
 
-    def begin(self, change: Change | None, done: Callable[[str, str], None]) -> None:
+    def begin(self, change: messages.Change | None, done: Callable[[str, str], None]) -> None:
         """Have all front ends make a change, then call `done` with the name of a gRPC status and a text.
 
         None changes nothing: when it is done, all have done what they were told before.
@@ -171,10 +152,10 @@ class Agreements:
         number, present = next(self._numbers), set(self._present())
         self._rounds[number] = _Round(change, present, done)
         for front_end in sorted(present):
-            self._send(front_end, Agreed(number, change))
+            self._send(front_end, messages.Agreed(number, change))
         self._end_if_complete(number)
 
-    def applied(self, front_end: int, answer: Applied) -> None:
+    def applied(self, front_end: int, answer: messages.Applied) -> None:
         """A front end has answered."""
         round_ = self._rounds.get(answer.number)
         if round_ is not None and front_end in round_.waiting:
@@ -193,22 +174,22 @@ class Agreements:
         if round_.waiting:
             return
         del self._rounds[number]
-        refused = [answer for answer in round_.answers if answer.code != OK]
+        refused = [answer for answer in round_.answers if answer.code != messages.OK]
         if round_.change is not None:
             if round_.answers and not refused:
                 self._note(round_.change)
             elif len(refused) < len(round_.answers) or not round_.answers:
                 self._undo(round_.change)
-        first = refused[0] if refused else Applied(number)
+        first = refused[0] if refused else messages.Applied(number)
         round_.done(first.code, first.message)
 
-    def _note(self, change: Change) -> None:
+    def _note(self, change: messages.Change) -> None:
         match change:
-            case RegionChange("register", name):
+            case messages.RegionChange("register", name):
                 self._regions[name] = change
-            case RegionChange("unregister", ""):
+            case messages.RegionChange("unregister", ""):
                 self._regions.clear()
-            case RegionChange("unregister", name):
+            case messages.RegionChange("unregister", name):
                 self._regions.pop(name, None)
             case TraceOverrides(model) if not change.own:
                 self._traces.pop(model, None)
@@ -216,11 +197,11 @@ class Agreements:
                 self._traces[model] = change
         self._holds(change)
 
-    def _undo(self, change: Change) -> None:
+    def _undo(self, change: messages.Change) -> None:
         """Not all front ends could make the change, of which those have none left that could."""
-        if isinstance(change, RegionChange) and change.kind == "register" and change.name not in self._regions:
+        if isinstance(change, messages.RegionChange) and change.kind == "register" and change.name not in self._regions:
             for front_end in sorted(self._present()):
-                self._send(front_end, Agreed(0, RegionChange("unregister", change.name)))
+                self._send(front_end, messages.Agreed(0, messages.RegionChange("unregister", change.name)))
 
 
 class BindError(Exception):
@@ -332,12 +313,12 @@ class FrontEndControl:
         """Return the numbers of the front ends that run."""
         return {process.index for process in self.processes.values() if process.is_up}
 
-    def send_all(self, message: FrontEndMessage) -> None:
+    def send_all(self, message: messages.FrontEndMessage) -> None:
         """Tell every front end something."""
         for process in self.processes.values():
             process.send(message)
 
-    def attend(self, message: InstanceAttended) -> None:
+    def attend(self, message: messages.InstanceAttended) -> None:
         """Have a front end that runs execute what an instance asks for while it has no request."""
         for index in sorted(self.present())[:1]:
             self._send(index, message)
@@ -351,7 +332,7 @@ class FrontEndControl:
         await self.listening()
         return self._serve.grpc
 
-    def answer(self, message: RepositoryAnswer) -> None:
+    def answer(self, message: messages.RepositoryAnswer) -> None:
         """Answer a call, as soon as all front ends know what has come of it.
 
         The one that made the call may be dead: its successor does not know the number.
@@ -369,19 +350,19 @@ class FrontEndControl:
 
     async def leave(self, seconds: float) -> None:
         """Say for so long that nothing is ready, while everything is served."""
-        self.send_all(Leave())
+        self.send_all(messages.Leave())
         await asyncio.sleep(seconds)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""
         self._stopping = True
-        self.send_all(Drain())
+        self.send_all(messages.Drain())
         ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self.processes.values()))
         return all(ended)
 
     # -- processes
 
-    def known(self) -> list[FrontEndMessage]:
+    def known(self) -> list[messages.FrontEndMessage]:
         """Return what a front end is told that starts now."""
         return [*self._agreements.known(), *self.announcements.known()]
 
@@ -424,39 +405,39 @@ class FrontEndControl:
 
     # -- messages
 
-    def _send(self, front_end: int, message: FrontEndMessage) -> None:
+    def _send(self, front_end: int, message: messages.FrontEndMessage) -> None:
         self.processes[front_end].send(message)
 
-    def heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
+    def heard(self, process: FrontEndProcess, message: messages.FrontEndMessage) -> None:
         """A front end has said something."""
         match message:
-            case Listening():
+            case messages.Listening():
                 self._listens(process, message)
-            case ShapeWanted() | FirstAnswer():
+            case messages.ShapeWanted() | messages.FirstAnswer():
                 self._events.put(message)
-            case RepositoryCall(number):
+            case messages.RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
                 self._events.put(msgspec.structs.replace(message, number=own))
-            case ModelRetired(model_id):
+            case messages.ModelRetired(model_id):
                 self.announcements.front_end_retired(process.index, model_id)
-            case Proposed(number, change):
+            case messages.Proposed(number, change):
                 if isinstance(change, TraceOverrides) and change.level:
                     self._exporter.want()
-                self._agreements.begin(change, lambda code, text: process.send(Settled(number, code, text)))
-            case Applied():
+                self._agreements.begin(change, lambda code, text: process.send(messages.Settled(number, code, text)))
+            case messages.Applied():
                 self._agreements.applied(process.index, message)
-            case BindFailed(reason) if not self._listening.done():
+            case messages.BindFailed(reason) if not self._listening.done():
                 self._stopping = True
                 for each in self.processes.values():
                     each.stop_restarting()
                 self._listening.set_exception(BindError(reason))
-            case BindFailed(reason):
+            case messages.BindFailed(reason):
                 _log.error("the %s cannot listen, so it is started again: %s", process.name, reason)
             case _:
                 raise ValueError(f"unexpected {message}")
 
-    def _listens(self, process: FrontEndProcess, message: Listening) -> None:
+    def _listens(self, process: FrontEndProcess, message: messages.Listening) -> None:
         # A successor must take the very ports that clients know, also when the system chose the first ones.
         self._serve = _with_ports(self._serve, message)
         self.metrics_address, self.http_address = message.metrics_address, message.http_address
@@ -466,9 +447,9 @@ class FrontEndControl:
             self._listening.set_result(message.address)
         _log.debug("%s, process %d, listens on %s", process.name, process.pid, message.address)
 
-    def _holds(self, change: Change) -> None:
+    def _holds(self, change: messages.Change) -> None:
         """All front ends have made a change."""
-        if isinstance(change, LogSettings):
+        if isinstance(change, messages.LogSettings):
             self._events.put(change)
 
 
@@ -476,7 +457,7 @@ def _name(index: int, placement: CorePlacement) -> str:
     return f"front end {index}" if len(placement.front_ends) > 1 else "front end"
 
 
-def _with_ports(serve: ServeOptions, message: Listening) -> ServeOptions:
+def _with_ports(serve: ServeOptions, message: messages.Listening) -> ServeOptions:
     """Return the options with the ports that the system has chosen."""
     grpc = "" if serve.grpc.target.startswith(UNIX) else message.address
     addresses = {"grpc": grpc, "http": message.http_address, "metrics": message.metrics_address}

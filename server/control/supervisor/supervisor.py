@@ -15,6 +15,7 @@ from gangway.base.process import missing_privilege, raise_own_priority
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.python_backend.keeper import adopt_orphans
 from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
+from gangway.server import messages
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
 from gangway.server.control.repository.loaded import LoadedModel, config_of, policies_of
@@ -37,15 +38,6 @@ from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import SharedMemory, place
 from gangway.server.control.supervisor.workers import WorkerSet
 from gangway.server.descriptors import allow_many_descriptors
-from gangway.server.messages import (
-    DUPLICATE,
-    FirstAnswer,
-    InstanceAttended,
-    LogSettings,
-    ModelPresence,
-    RepositoryCall,
-    ShapeWanted,
-)
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.system import drop_unwritable
@@ -131,19 +123,19 @@ class Supervisor:
                 self._models.served.model_failed(model_id, reason, at_fault)
             case ArtifactLost(model_id, reason):
                 self._loader.artifact_missing(model_id, reason)
-            case ShapeWanted():
+            case messages.ShapeWanted():
                 self._loader.shapes.want(event)
-            case FirstAnswer():
+            case messages.FirstAnswer():
                 self._models.served.first_answer(event)
-            case RepositoryCall():
+            case messages.RepositoryCall():
                 self._repository.take(event)
-            case ModelPresence():
+            case messages.ModelPresence():
                 self._announcements.announce_presence(event)
-            case InstanceAttended():
+            case messages.InstanceAttended():
                 self._front_ends.attend(event)
             case InstanceCall():
                 self._model_calls.take(event)
-            case LogSettings():
+            case messages.LogSettings():
                 self._log.apply(event)
                 self._scheduler.send(SetLog(event.levels.to_number()))
                 _log.info("log settings changed by a client: %s", event)
@@ -306,7 +298,7 @@ def _not_ready(is_strict: bool, loaded: Sequence[LoadedModel], broken: Sequence[
     missing = {entry.name for entry in broken}
     names = missing | {model.entry.name for model in loaded}
     text = f"{len(missing)} of {len(names)} models {'is' if len(missing) == 1 else 'are'} not ready"
-    is_missed = any(entry.reason != DUPLICATE for entry in broken)  # see ModelUnavailable.is_missed
+    is_missed = any(entry.reason != messages.DUPLICATE for entry in broken)  # see ModelUnavailable.is_missed
     return text + ", so the server says not ready" * (is_strict and is_missed)
 
 
