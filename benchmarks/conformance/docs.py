@@ -134,7 +134,8 @@ def short_reason(text: str) -> str:
     text = re.sub(r"node '[^']*' \((\w+)\): ", r"\1: ", text)
     text = re.sub(r" ?'[^']*'", "", text).removesuffix(")")
     text = re.sub(r"The following operators are not supported for frontend ONNX: .*", "not supported", text)
-    text = " ".join(text.replace("no kernel computes this operator", "no kernel").split()).replace("|", "/").replace(",,", "")
+    text = text.replace("no kernel computes this operator", "no kernel").replace("|", "/").replace(",,", "")
+    text = " ".join(text.split())
     return text if len(text) <= 110 else f"{text[:107]}..."
 
 
