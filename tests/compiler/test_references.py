@@ -14,6 +14,7 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.key import external_files
 from gangway.compiler.model_file import open_model, parse
 from testing.repository import GANGWAY
+from tests.helpers.onnx_models import make_model
 from tests.helpers.sampled import sampled
 
 CONTENT = bytes(range(64))
@@ -28,11 +29,10 @@ def part(location: str, **more: int) -> TensorProto:
 
 
 def adder(tensor: TensorProto, is_constant: bool = False) -> bytes:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
     constants = [helper.make_node("Constant", [], ["w"], value=tensor)] if is_constant else []
     nodes = [*constants, helper.make_node("Add", ["x", "w"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [x], [y], [] if is_constant else [tensor])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = make_model(nodes, {"x": [4]}, {"y": [4]}, opset=18, ir_version=9)
+    model.graph.initializer.extend([] if is_constant else [tensor])
     return bytes(model.SerializeToString())
 
 

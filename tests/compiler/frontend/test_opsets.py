@@ -16,6 +16,7 @@ from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.shape_inference import evaluate
 from gangway.compiler.frontend.simplify import simplify
+from tests.helpers.onnx_models import make_model
 
 node = helper.make_node
 NEWEST = 23
@@ -115,7 +116,7 @@ FOLDED = [
 
 def model_of(opset: int) -> tuple[Any, dict[str, str]]:
     """Return a model that multiplies x with every constant subgraph that the opset has, and what each output is."""
-    nodes, initial, outputs = [], [], {}
+    nodes, initial, outputs = [], {}, {}
     for index, case in enumerate(FOLDED):
         if not case.first <= opset <= case.last:
             continue
@@ -123,16 +124,11 @@ def model_of(opset: int) -> tuple[Any, dict[str, str]]:
         names = [f"{index}/{name}" if name else "" for name in case.inputs]
         results = [f"{index}/c", f"{index}/d"][: case.outputs]
         nodes.append(node(case.operator, names, results, **case.attributes))
-        initial += [
-            numpy_helper.from_array(np.asarray(constants[name]), f"{index}/{name}") for name in case.inputs if name
-        ]
+        initial |= {f"{index}/{name}": constants[name] for name in case.inputs if name}
         for name in results:
             nodes += [node("Cast", [name], [f"{name}f"], to=1), node("Mul", ["x", f"{name}f"], [f"{name}y"])]
             outputs[f"{name}y"] = f"{case.operator} {case.attributes}"
-    unknown = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    graph = helper.make_graph(nodes, "folded", [x], unknown, initial)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), outputs
+    return make_model(nodes, {"x": [1]}, dict.fromkeys(outputs), initial, opset), outputs
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 10, 11, 12, 13, 17, 18, 21])

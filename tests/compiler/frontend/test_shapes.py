@@ -7,10 +7,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, shape_inference
 
 from gangway.artifact.format import Engine
 from gangway.compiler.frontend.importer import read_graph
+from tests.helpers.onnx_models import make_model, value_info
 
 Array = np.ndarray[Any, Any]
 node = helper.make_node
@@ -18,14 +19,7 @@ LIMITS = [2**63 - 1, 2**31 - 1, -(2**63), 4, 0, -1, -7, 9]
 
 
 def model_of(item: Any, feeds: dict[str, Array], constants: dict[str, Array], opset: int) -> Any:
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in feeds.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in item.output]
-    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph([item], "shapes", inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return make_model([item], feeds, dict.fromkeys(item.output, ...), constants, opset, ir_version=10)
 
 
 def answers_of(model: Any, feeds: dict[str, Array]) -> list[Array] | None:
@@ -137,19 +131,15 @@ def test_answers_are_whole(name: str, declared: str, tmp_path: Path, compile_fil
     nodes = NETWORKS[name]
     read = {source for item in nodes for source in item.input}
     outputs = [output for item in nodes for output in item.output if output not in read]
-    constants = [numpy_helper.from_array(value, key) for key, value in CONSTANTS.items() if key in read]
-    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, X.shape)]
-    empty = [helper.make_empty_tensor_value_info(output) for output in outputs]
-    graph = helper.make_graph(nodes, "whole", inputs, empty, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    constants = {key: value for key, value in CONSTANTS.items() if key in read}
+    model = make_model(nodes, {"x": X}, dict.fromkeys(outputs, ...), constants)
     expected = answers_of(model, {"x": X})
     assert expected
     if declared == "by onnx":
         model = shape_inference.infer_shapes(model, data_prop=True)
     elif declared == "right":
         for value, answer in zip(model.graph.output, expected, strict=True):
-            element = helper.np_dtype_to_tensor_dtype(answer.dtype)
-            value.CopyFrom(helper.make_tensor_value_info(value.name, element, answer.shape))
+            value.CopyFrom(value_info(value.name, answer))
     onnx.save(model, tmp_path / "model.onnx")
     compiled = compile_file(tmp_path / "model.onnx")
     if name == "beside an island":
