@@ -19,21 +19,12 @@ from gangway.compiler.kernels.attention_specs import AttentionSpec, ScoreBias
 from gangway.compiler.kernels.extents import expression, is_constant
 from gangway.compiler.kernels.specs import KernelPlan, Layout
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import decay, tanh
 from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    UnsupportedSpecError,
-    blocks_of,
-    each_of,
-    each_tile,
-    knob,
-    make_plan,
-    parts_of,
-    segments,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, UnsupportedSpecError
 
 QUERY_VECTORS = 2  # of a block of queries
 KEYS = 256  # most keys of a block: their scores for a block of queries fill the L1 cache
@@ -56,7 +47,7 @@ def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         moved = (local + spec.keys * channels) * FLOAT_BYTES
         text = f"attention {min(width, spec.queries)} queries x {keys} keys"
         sums = most_numbers(target, QUERY_VECTORS) * QUERY_VECTORS
-        yield make_plan(spec, {"keys": keys}, tasks, text, moved, sums)
+        yield tiling.make_plan(spec, {"keys": keys}, tasks, text, moved, sums)
 
 
 def emit(spec: AttentionSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -74,7 +65,7 @@ def block_kernel(
 ) -> Any:
     """The kernel whose blocks of queries `written_by` writes."""
     width = QUERY_VECTORS * target.lanes
-    queries = parts_of(spec.queries, (target.lanes, width))
+    queries = tiling.parts_of(spec.queries, (target.lanes, width))
     blocks = -(-spec.queries // width)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -84,9 +75,9 @@ def block_kernel(
             window, head = T.quotient(head, spec.heads), T.remainder(head, spec.heads)
 
         def write(first: Expr, count: int) -> None:
-            written_by(spec, target, knob(plan, "keys"), buffers, (window, head), first, count).write()
+            written_by(spec, target, tiling.knob(plan, "keys"), buffers, (window, head), first, count).write()
 
-        each_of(queries, block, write)
+        tiling.each_of(queries, block, write)
 
     layout: Layout = "bf16" if spec.precision == "bf16" else "blocked"
     arguments = [
@@ -168,7 +159,7 @@ class QueryBlock:
         self._numbers = most_numbers(target, self._vectors)
         if not is_constant(spec.keys) and spec.keys <= MOST_KEYS:
             keys = MOST_KEYS
-        self._runs = blocks_of(spec.keys, keys)
+        self._runs = tiling.blocks_of(spec.keys, keys)
         self._head_blocks, self._head_rest = divmod(spec.head_size, target.lanes)
         self._value_blocks, self._value_rest = divmod(spec.value_channels, target.lanes)
 
@@ -186,7 +177,7 @@ class QueryBlock:
         if self._pieces > 1:
             zeros = T.constant(0.0, lanes)
             T.repeat(spec.value_channels * self._vectors, lambda i: T.store(self._result, i * lanes, zeros, lanes))
-        each_tile(self._runs, self._keys)
+        tiling.each_tile(self._runs, self._keys)
         self._store_results()
 
     @property
@@ -271,13 +262,15 @@ class QueryBlock:
         before = [T.bind(most.value) for most in self._most]
         self._set_biases(first, count)
         once = any(bias.per_query for bias in self._spec.biases)  # what is added to scores
-        each_tile(segments(int(count) if once else count, self._numbers), partial(self._score_tile, first))
+        tiling.each_tile(
+            tiling.segments(int(count) if once else count, self._numbers), partial(self._score_tile, first)
+        )
         factors = [T.bind(decay(b - most.value, self._lanes)) for b, most in zip(before, self._most, strict=True)]
         if self._pieces > 1:
             for total, factor in zip(self._total, factors, strict=True):
                 total.set(total.value * factor)
         T.repeat(count, self._exponentials)
-        for run in segments(self._spec.value_channels, self._numbers):
+        for run in tiling.segments(self._spec.value_channels, self._numbers):
             for start in range(run.start, run.start + run.count * run.width, run.width):
                 self._value_tile(first, count, range(start, start + run.width), factors)
 

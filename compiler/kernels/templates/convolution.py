@@ -32,6 +32,7 @@ from gangway.compiler.kernels.specs import (
     RawWeights,
 )
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.bf16.words import stored_argument
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate
@@ -43,19 +44,6 @@ from gangway.compiler.kernels.templates.tiling import (
     Tasks,
     Traffic,
     UnsupportedSpecError,
-    all_tasks,
-    balanced_sizes,
-    cut_line,
-    cut_rows,
-    is_line,
-    knob,
-    make_plan,
-    planned_tasks,
-    registers,
-    spread,
-    tasks_cost,
-    tile_cuts,
-    tile_price,
 )
 
 UNROLLED_CHANNELS = 4  # input channels per iteration of the innermost loop
@@ -123,7 +111,7 @@ class ConvolutionGeometry:
         broadcast: a spill within the loop would cost a fifth of the speed whenever the stack happens to be unaligned.
         """
         spare = 1 + (self.target.name == "baseline") + self.spec.input_planar
-        return min((registers(self.target) - self.group_blocks - spare) // self.group_blocks, 28)
+        return min((tiling.registers(self.target) - self.group_blocks - spare) // self.group_blocks, 28)
 
     @cached_property
     def plane_channels(self) -> tuple[int, int]:
@@ -185,9 +173,9 @@ class ConvolutionGeometry:
 
     def cut(self, tile_pixels: int) -> BandCut:
         """The output cut into register tiles of at most `tile_pixels`."""
-        if is_line(self.spec):
-            return cut_line(self.pixels, tile_pixels)
-        return cut_rows(self.output.height, self.output.width, tile_pixels)
+        if tiling.is_line(self.spec):
+            return tiling.cut_line(self.pixels, tile_pixels)
+        return tiling.cut_rows(self.output.height, self.output.width, tile_pixels)
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -207,16 +195,16 @@ def geometry_candidates(geometry: ConvolutionGeometry) -> Iterator[KernelPlan]:
     widest = geometry.tile_pixels
     static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
     yield static[1]
-    cuts = tile_cuts(widest, geometry.cut)
-    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
+    cuts = tiling.tile_cuts(widest, geometry.cut)
+    yield from tiling.spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
 
 
 def _priced(geometry: ConvolutionGeometry, tile_pixels: int, cut: BandCut) -> Iterator[Priced]:
     """Every plan with register tiles of this size."""
-    price = tile_price(geometry.tile_pixels, tile_pixels)
-    for tasks in all_tasks(geometry.groups, cut.bands):
+    price = tiling.tile_price(geometry.tile_pixels, tile_pixels)
+    for tasks in tiling.all_tasks(geometry.groups, cut.bands):
         if tasks.ordered:
-            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
+            cost = tiling.tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
             yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
 
 
@@ -228,7 +216,7 @@ def _plan(geometry: ConvolutionGeometry, tile_pixels: int, cut: BandCut, tasks: 
     order = "pixels" if tasks.pixels_first else "weights"
     text = f"conv {pixels}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task} {order} first"
     knobs = {"tile_pixels": tile_pixels, **tasks.knobs}
-    return make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
+    return tiling.make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
 
 
 def check(spec: ConvSpec) -> None:
@@ -304,8 +292,8 @@ def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: i
 def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     geometry = ConvolutionGeometry(spec, target)
-    cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = planned_tasks(plan, geometry.groups, cut.bands)
+    cut = geometry.cut(tiling.knob(plan, "tile_pixels"))
+    tasks = tiling.planned_tasks(plan, geometry.groups, cut.bands)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         write_tiles(RegisterTiles(geometry, cut, buffers), geometry, tasks, number)
@@ -526,7 +514,7 @@ class _BatchTiles(BatchWriter):
         most = _tile_rows(self._g)
         tiles = T.bind(T.quotient(self._rows + (most - 1), most))
         last = -(-self._g.reduction // BLOCK_CHANNELS) - 1
-        sizes = balanced_sizes(range(1, self._most_rows + 1), most)
+        sizes = tiling.balanced_sizes(range(1, self._most_rows + 1), most)
 
         def turn(block: Expr, index: Expr) -> None:
             first = T.bind(T.quotient(index * self._rows, tiles))

@@ -23,7 +23,7 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import builder as T
-from gangway.compiler.kernels.templates import convolution
+from gangway.compiler.kernels.templates import convolution, tiling
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry, RegisterTiles, check
@@ -38,19 +38,6 @@ from gangway.compiler.kernels.templates.tiling import (
     Priced,
     Tasks,
     UnsupportedSpecError,
-    all_tasks,
-    cheapest_first,
-    cut_rows,
-    each_tile,
-    knob,
-    make_plan,
-    plane_cost,
-    planned_tasks,
-    registers,
-    segments,
-    spread,
-    tile_cuts,
-    tile_price,
 )
 
 # Of an operation in bfloat16 by tiles and by vectors, inputs rounded, of one by vectors of float32.
@@ -75,15 +62,15 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
         raise UnsupportedSpecError(f"depthwise convolution with a channel multiplier or planar input: {spec}")
     most = widest(spec, target)
     height, width = spec.output_size
-    cuts = tile_cuts(most, partial(cut_rows, height, width))
-    static = min(_priced(spec, target, most, cut_rows(height, width, most)), key=lambda item: item[0])
+    cuts = tiling.tile_cuts(most, partial(tiling.cut_rows, height, width))
+    static = min(_priced(spec, target, most, tiling.cut_rows(height, width, most)), key=lambda item: item[0])
     yield static[1]
-    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(spec, target, size, cut)))
+    yield from tiling.spread(static, (item for cut, size in cuts.items() for item in _priced(spec, target, size, cut)))
 
 
 def widest(spec: ConvSpec, target: TargetSpec) -> int:
     """Most pixels a register tile should have."""
-    return max(1, min(registers(target) - spec.kernel[1] - 2, 14))
+    return max(1, min(tiling.registers(target) - spec.kernel[1] - 2, 14))
 
 
 def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: BandCut) -> Iterator[Priced]:
@@ -92,8 +79,8 @@ def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: BandCut) 
     taps = spec.kernel[0] * spec.kernel[1]
     moved = (x.elements + y.elements) * FLOAT_BYTES
     pixels = max(size for size, _ in cut.tiles)
-    price = tile_price(widest(spec, target), tile_pixels)
-    for tasks in all_tasks(y.blocks, cut.bands):
+    price = tiling.tile_price(widest(spec, target), tile_pixels)
+    for tasks in tiling.all_tasks(y.blocks, cut.bands):
         if tasks.pixels_first:
             continue  # no two tasks work with the same weights
         knobs: dict[str, int | str] = {
@@ -102,8 +89,8 @@ def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: BandCut) 
             "bands": tasks.bands_per_task,
         }
         text = f"depthwise {pixels} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
-        cost = plane_cost(tasks, 2 * taps * y.blocks * y.lanes * y.height * y.width, moved, target)
-        yield price * cost, make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), pixels)
+        cost = tiling.plane_cost(tasks, 2 * taps * y.blocks * y.lanes * y.height * y.width, moved, target)
+        yield price * cost, tiling.make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), pixels)
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -119,8 +106,8 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     lanes = target.lanes
     x_image, residual_image, y_image = _images(spec, target)
-    cut = cut_rows(y_image.height, y_image.width, knob(plan, "tile_pixels"))
-    tasks = planned_tasks(plan, y_image.blocks, cut.bands)
+    cut = tiling.cut_rows(y_image.height, y_image.width, tiling.knob(plan, "tile_pixels"))
+    tasks = tiling.planned_tasks(plan, y_image.blocks, cut.bands)
     taps = spec.kernel[0] * spec.kernel[1]
     arguments = [
         Argument("x", x_image.elements),
@@ -150,7 +137,7 @@ def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> A
 
         def band(block: Expr, number: Expr, shape: Band) -> None:
             for row in range(shape.rows):
-                each_tile(shape.segments, partial(tile, block, number * cut.full.rows + row))
+                tiling.each_tile(shape.segments, partial(tile, block, number * cut.full.rows + row))
 
         tasks.each_group(
             number, lambda block, first_band: cut.each(first_band, tasks.bands_per_task, partial(band, block))
@@ -240,8 +227,8 @@ def pair_candidates(spec: ConvDepthwiseSpec, target: TargetSpec) -> Iterator[Ker
     """The static choice, then all other sizes of tasks; they share packed weights."""
     check(spec.conv)
     work = DepthwiseWork(spec, target)
-    tasks = [one for one in all_tasks(work.geometry.groups, work.output.height) if not one.pixels_first]
-    yield from cheapest_first((work.cost_us(one), _plan(work, one)) for one in tasks)
+    tasks = [one for one in tiling.all_tasks(work.geometry.groups, work.output.height) if not one.pixels_first]
+    yield from tiling.cheapest_first((work.cost_us(one), _plan(work, one)) for one in tasks)
 
 
 def _plan(work: DepthwiseWork, tasks: Tasks) -> KernelPlan:
@@ -249,7 +236,7 @@ def _plan(work: DepthwiseWork, tasks: Tasks) -> KernelPlan:
     tile = work.geometry.tile_pixels
     blocks = work.geometry.group_blocks
     text = f"conv {tile}x{blocks} and depthwise, {tasks.groups_per_task}x{tasks.bands_per_task} lines"
-    return make_plan(work.spec, knobs, tasks.count, text, work.scratch_elements * FLOAT_BYTES, tile * blocks)
+    return tiling.make_plan(work.spec, knobs, tasks.count, text, work.scratch_elements * FLOAT_BYTES, tile * blocks)
 
 
 def pair_pack(spec: ConvDepthwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -276,7 +263,9 @@ def pair_kernel(
     """The kernel whose tasks `lines` writes, with these `weights` of the first convolution."""
     work = DepthwiseWork(spec, target)
     first, lanes = work.geometry, target.lanes
-    tasks = Tasks(first.groups, work.output.height, knob(plan, "groups"), knob(plan, "lines"), pixels_first=False)
+    tasks = Tasks(
+        first.groups, work.output.height, tiling.knob(plan, "groups"), tiling.knob(plan, "lines"), pixels_first=False
+    )
     kernel_size = spec.depthwise.kernel[0] * spec.depthwise.kernel[1]
     arguments = [
         bf16.stored_argument("x", first.input.elements, spec.conv.input_layout),
@@ -316,7 +305,7 @@ class Lines:
         self._lanes = work.target.lanes
         self._first_block = group * work.geometry.group_blocks
         self._first = {"x": x, "weights": weights, "bias": bias, "y": y}
-        cut = cut_rows(*work.spec.conv.output_size, work.geometry.tile_pixels)
+        cut = tiling.cut_rows(*work.spec.conv.output_size, work.geometry.tile_pixels)
         self._tiles = RegisterTiles(work.geometry, cut, (x, weights, bias, y))
 
     def write(self, first: Expr, tasks: Tasks) -> None:
@@ -379,7 +368,7 @@ class Lines:
                     value = activate(sums[i][j].value, self._work.spec.conv.activation, self._lanes)
                     T.store(self._scratch, place + (column + i) * self._lanes, value, self._lanes)
 
-        each_tile(segments(self._work.spec.depthwise.width, self._work.geometry.tile_pixels), tile)
+        tiling.each_tile(tiling.segments(self._work.spec.depthwise.width, self._work.geometry.tile_pixels), tile)
 
     def _convolve(self, line: Expr) -> None:
         """Write one line of y."""
@@ -399,4 +388,4 @@ class Lines:
                 for i, total in enumerate(totals):
                     self._y.store(block, out + i * lanes, activate(total.value, spec.activation, lanes), lanes)
 
-            each_tile(segments(y.width, widest(spec, work.target)), tile)
+            tiling.each_tile(tiling.segments(y.width, widest(spec, work.target)), tile)

@@ -24,19 +24,11 @@ from gangway.compiler.kernels.specs import (
     RawWeights,
 )
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate, quantised
 from gangway.compiler.kernels.templates.instructions import Doubt, evaluate, may_doubt, undivided
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    TASK_ELEMENTS,
-    Image,
-    UnsupportedSpecError,
-    knob,
-    make_plan,
-    plane_plan,
-    planned_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, TASK_ELEMENTS, Image, UnsupportedSpecError
 
 LIMITS = 3  # numbers of a quantisation: scale, least, largest
 Limits = tuple[Expr, Expr, Expr]
@@ -101,7 +93,7 @@ def pointwise_candidates(spec: PointwiseSpec, target: TargetSpec) -> Iterator[Ke
     items = [np.dtype(operand.dtype).itemsize for operand in spec.operands] + [np.dtype(_result(spec)).itemsize]
     text = "+".join(dict.fromkeys(item.operator for item in spec.program if item.operator != "constant"))
     knobs: dict[str, int | str] = {"lines": lines, "part": part}
-    yield make_plan(spec, knobs, count, f"{text or 'copy'} {lines}x{part}", sum(items) * lines * part, 1)
+    yield tiling.make_plan(spec, knobs, count, f"{text or 'copy'} {lines}x{part}", sum(items) * lines * part, 1)
 
 
 def pack(spec: PointwiseSpec | BlockedElementwiseSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -122,7 +114,7 @@ def _result(spec: PointwiseSpec) -> str:
 
 def pointwise_emit(spec: PointwiseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: operands, y."""
-    loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
+    loops, lines, part = Loops(spec), tiling.knob(plan, "lines"), tiling.knob(plan, "part")
     parts = -(-loops.length // part)
     lanes = T.vector_lanes(target.lanes, loops.length)
     has_fma = "fma" in target.features
@@ -259,7 +251,7 @@ def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iter
     """The only plan."""
     *inputs, y = _images(spec, target)
     moved = sum(image.elements for image in (*inputs, y)) * FLOAT_BYTES
-    yield plane_plan(spec, _text(spec), (y.blocks, y.height), y.elements, moved, UNROLLED, target)
+    yield tiling.plane_plan(spec, _text(spec), (y.blocks, y.height), y.elements, moved, UNROLLED, target)
 
 
 def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
@@ -276,7 +268,7 @@ def blocked_emit(spec: BlockedElementwiseSpec, plan: KernelPlan, target: TargetS
     """The kernel. Arguments: an input, limits if there are any, perhaps another input, y."""
     lanes, quantises = target.lanes, spec.activation.name == "quantise"
     *x_images, y_image = _images(spec, target)
-    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
+    tasks = tiling.planned_tasks(plan, y_image.blocks, y_image.height)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *inputs, y = buffers

@@ -18,20 +18,9 @@ from tvm import tirx
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import KernelPlan, PackSpec, SequencePackSpec, UnpackSpec
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Band,
-    BandCut,
-    Image,
-    Tasks,
-    cut_line,
-    knob,
-    make_plan,
-    plane_plan,
-    plane_tasks,
-    planned_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Band, BandCut, Image, Tasks
 
 POSITIONS = 8  # moved together
 
@@ -41,7 +30,7 @@ def candidates(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Iterator[Kern
     image = _image(_with_longer_lines(spec, target), target)
     moved = 2 * image.elements * FLOAT_BYTES
     kind = "unpack" if isinstance(spec, UnpackSpec) else "pack planar" if spec.layout == "planar" else "pack"
-    yield plane_plan(spec, kind, (image.blocks, image.height), image.elements, moved, 1, target)
+    yield tiling.plane_plan(spec, kind, (image.blocks, image.height), image.elements, moved, 1, target)
 
 
 def _with_longer_lines(spec: PackSpec | UnpackSpec, target: TargetSpec) -> PackSpec | UnpackSpec:
@@ -67,7 +56,7 @@ def emit(spec: PackSpec | UnpackSpec, plan: KernelPlan, target: TargetSpec, symb
     """The kernel. Arguments: x, y."""
     spec = _with_longer_lines(spec, target)
     image = _image(spec, target)
-    tasks = planned_tasks(plan, image.blocks, image.height)
+    tasks = tiling.planned_tasks(plan, image.blocks, image.height)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         def line(plane: Expr, row: Expr) -> None:
@@ -187,18 +176,18 @@ def _blocked(spec: SequencePackSpec, target: TargetSpec) -> Image:
 
 def sequence_candidates(spec: SequencePackSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
-    image, cut = _blocked(spec, target), cut_line(spec.positions, POSITIONS)
+    image, cut = _blocked(spec, target), tiling.cut_line(spec.positions, POSITIONS)
     moved = 2 * image.elements * FLOAT_BYTES
-    tasks = plane_tasks(cut.bands, image.blocks, 0, moved, target)
+    tasks = tiling.plane_tasks(cut.bands, image.blocks, 0, moved, target)
     knobs: dict[str, int | str] = {"bands": tasks.groups_per_task, "blocks": tasks.bands_per_task}
     text = f"{'unpack' if spec.unpack else 'pack'} {tasks.groups_per_task}x{tasks.bands_per_task}"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), POSITIONS)
+    yield tiling.make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), POSITIONS)
 
 
 def sequence_emit(spec: SequencePackSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    image, cut = _blocked(spec, target), cut_line(spec.positions, POSITIONS)
-    tasks = Tasks(cut.bands, image.blocks, knob(plan, "bands"), knob(plan, "blocks"), pixels_first=False)
+    image, cut = _blocked(spec, target), tiling.cut_line(spec.positions, POSITIONS)
+    tasks = Tasks(cut.bands, image.blocks, tiling.knob(plan, "bands"), tiling.knob(plan, "blocks"), pixels_first=False)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         tasks.each(number, lambda group, block: _band(spec, image, cut, buffers, group, block))

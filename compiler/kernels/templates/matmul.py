@@ -16,6 +16,7 @@ from gangway.compiler.kernels.extents import is_constant
 from gangway.compiler.kernels.plain_specs import MatMulSpec
 from gangway.compiler.kernels.specs import MOST_LANES, KernelPlan
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.tiling import (
     FLOAT_BYTES,
@@ -26,18 +27,6 @@ from gangway.compiler.kernels.templates.tiling import (
     TileSegment,
     Traffic,
     UnsupportedSpecError,
-    all_tasks,
-    blocks_of,
-    cheapest_first,
-    cut_line,
-    each_of,
-    each_tile,
-    knob,
-    make_plan,
-    parts_of,
-    registers,
-    segments,
-    tasks_cost,
 )
 
 UNROLLED = 4
@@ -152,13 +141,13 @@ class MatmulLayout:
     def panel_tiles(self) -> tuple[TileSegment, ...]:
         """The columns as panels; they overlap where extents allow it."""
         half = -(-self.vectors // 2) * self.target.lanes
-        return parts_of(self.columns, (half, self.width), may_overlap=self.spec.inner <= INNER)
+        return tiling.parts_of(self.columns, (half, self.width), may_overlap=self.spec.inner <= INNER)
 
     @cached_property
     def cut(self) -> BandCut:
         """Rows cut into tiles, which must not overlap if they are computed bit by bit."""
         rows = int(self.rows) if self.spec.inner > INNER else self.rows
-        return cut_line(rows, most_numbers(self.target, self.tile_vectors))
+        return tiling.cut_line(rows, most_numbers(self.target, self.tile_vectors))
 
     @cached_property
     def batches(self) -> int:
@@ -179,7 +168,7 @@ def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     layout = MatmulLayout(spec, target)
     if not spec.flops or max(layout.elements) >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"product of {spec.batch_shape} matrices {spec.rows}x{spec.inner}x{spec.columns}")
-    yield from cheapest_first(_priced(layout))
+    yield from tiling.cheapest_first(_priced(layout))
 
 
 def _priced(layout: MatmulLayout) -> Iterator[Priced]:
@@ -188,9 +177,9 @@ def _priced(layout: MatmulLayout) -> Iterator[Priced]:
     b_numbers, a_numbers = (layout.batches * spec.inner * n for n in (layout.columns, layout.rows))
     traffic = Traffic(b_numbers * FLOAT_BYTES, a_numbers * FLOAT_BYTES, layout.elements[2] * FLOAT_BYTES)
     packing = 0 if layout.dots else layout.batches * spec.inner * layout.panels * layout.width * PACKING_OPERATIONS
-    for tasks in all_tasks(layout.batches * layout.panels, layout.cut.bands):
+    for tasks in tiling.all_tasks(layout.batches * layout.panels, layout.cut.bands):
         if tasks.ordered:
-            cost = tasks_cost(tasks, spec.flops + packing * tasks.parts, traffic, layout.target)
+            cost = tiling.tasks_cost(tasks, spec.flops + packing * tasks.parts, traffic, layout.target)
             yield cost, _plan(layout, tasks, traffic)
 
 
@@ -203,14 +192,20 @@ def _plan(layout: MatmulLayout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
     kind = "dots" if layout.dots else "matmul"
     text = f"{kind} {layout.cut.row_pixels}x{layout.tile_vectors} {tasks.groups_per_task}x{tasks.bands_per_task}"
     moved = int((traffic.weights + traffic.input) * tasks.largest_share)
-    return make_plan(layout.spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
+    return tiling.make_plan(layout.spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
 
 
 def emit(spec: MatMulSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: a, b, y."""
     layout = MatmulLayout(spec, target)
     planes = layout.batches * layout.panels
-    tasks = Tasks(planes, layout.cut.bands, knob(plan, "panels"), knob(plan, "bands"), knob(plan, "pixels_first"))
+    tasks = Tasks(
+        planes,
+        layout.cut.bands,
+        tiling.knob(plan, "panels"),
+        tiling.knob(plan, "bands"),
+        tiling.knob(plan, "pixels_first"),
+    )
     panels = layout.panel_tiles
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -228,7 +223,7 @@ def emit(spec: MatMulSpec, plan: KernelPlan, target: TargetSpec, symbol: str) ->
                 writer = Panel(spec, target, layout.matrices, operands, origins, first, columns)
                 writer.write(layout.cut, layout.tile_vectors, first_band, tasks.bands_per_task)
 
-            each_of(panels, index, write)
+            tiling.each_of(panels, index, write)
 
         tasks.each_group(number, panel)
 
@@ -263,7 +258,7 @@ class Panel:
         """All tiles, of `tile_vectors`, of up to `bands` bands of rows."""
         # One tile of rows uses the panel once: packing it would only cost, if it can be read in vectors.
         in_place = min(bands, cut.bands) == self._b_matrix.column == 1 and self._columns == self._width
-        blocks = blocks_of(self._spec.inner, self._spec.inner if in_place else INNER)
+        blocks = tiling.blocks_of(self._spec.inner, self._spec.inner if in_place else INNER)
         vectors = range(self._vectors)
         groups = [vectors[j : j + tile_vectors] for j in vectors[::tile_vectors]]
         pieces = sum(block.count for block in blocks)
@@ -284,7 +279,7 @@ class Panel:
         self._panel = None if in_place else T.scratch(longest * self._width)
         if pieces > 1:
             cut.each(first_band, bands, clear)
-        each_tile(blocks, block)
+        tiling.each_tile(blocks, block)
 
     def _b_at(self, inner: Expr, column: Expr) -> Expr:
         """Where a number of B lies."""
@@ -449,11 +444,11 @@ class Dots:
         self._a_matrix, self._b_matrix, self._y_matrix = matrices
         self._a, self._b, self._y = buffers
         self._a_origin, self._b_origin, self._y_origin = origins
-        self._together = registers(target) // 4  # columns: with three rows their sums fill most registers
+        self._together = tiling.registers(target) // 4  # columns: with three rows their sums fill most registers
 
     def write(self, first: Expr, columns: int) -> None:
         """All tiles."""
-        each_tile(segments(columns, self._together), partial(self._tile, first))
+        tiling.each_tile(tiling.segments(columns, self._together), partial(self._tile, first))
 
     def _tile(self, first: Expr, start: Expr, count: int) -> None:
         lanes, (whole, rest) = self._lanes, divmod(self._spec.inner, self._lanes)
@@ -482,7 +477,7 @@ class Dots:
 def most_numbers(target: TargetSpec, vectors: int) -> int:
     """Numbers of the largest tile with so many vectors; some registers hold operands, without FMA products, too."""
     spare = vectors + 1 + (target.name == "baseline")
-    return (registers(target) - spare) // vectors
+    return (tiling.registers(target) - spare) // vectors
 
 
 def zero_sums(numbers: int, vectors: int, lanes: int) -> Sums:

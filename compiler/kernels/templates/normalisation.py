@@ -19,6 +19,7 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.plain_specs import SoftmaxSpec
 from gangway.compiler.kernels.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import exp, log
@@ -30,10 +31,6 @@ from gangway.compiler.kernels.templates.tiling import (
     Image,
     Tasks,
     UnsupportedSpecError,
-    cut_line,
-    knob,
-    make_plan,
-    plane_tasks,
 )
 
 POSITIONS = 4  # normalised together: independent sums hide the latency of additions
@@ -55,12 +52,12 @@ def softmax_candidates(spec: SoftmaxSpec, target: TargetSpec) -> Iterator[Kernel
     count = min(total, max(1, TASK_ELEMENTS // (spec.columns * lines)))
     moved = 2 * count * lines * spec.columns * FLOAT_BYTES
     name = "log softmax" if spec.logarithm else "softmax"
-    yield make_plan(spec, {"pieces": count}, -(-total // count), f"{name} {count}x{lines} lines", moved, 1)
+    yield tiling.make_plan(spec, {"pieces": count}, -(-total // count), f"{name} {count}x{lines} lines", moved, 1)
 
 
 def softmax_emit(spec: SoftmaxSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    (pieces, lines), count = _widths(spec, target), knob(plan, "pieces")
+    (pieces, lines), count = _widths(spec, target), tiling.knob(plan, "pieces")
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         first = number * count
@@ -171,17 +168,17 @@ def _cut(spec: LayerNormSpec, target: TargetSpec) -> BandCut:
     most = SCRATCH_BYTES // (_image(spec, target).blocks * target.lanes * FLOAT_BYTES)
     if not most:
         raise UnsupportedSpecError(f"layer normalisation of {spec.channels} channels")
-    return cut_line(spec.positions, min(most, POSITIONS))
+    return tiling.cut_line(spec.positions, min(most, POSITIONS))
 
 
 def layer_norm_candidates(spec: LayerNormSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan. Raises `UnsupportedSpecError`."""
     image, cut = _image(spec, target), _cut(spec, target)
     moved = 2 * image.elements * FLOAT_BYTES
-    tasks = plane_tasks(cut.bands, 1, spec.flops, moved, target)
+    tasks = tiling.plane_tasks(cut.bands, 1, spec.flops, moved, target)
     knobs: dict[str, int | str] = {"bands": tasks.groups_per_task}
     text = f"layer norm {tasks.groups_per_task}x{cut.row_pixels} positions"
-    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), POSITIONS)
+    yield tiling.make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), POSITIONS)
 
 
 def layer_norm_pack(spec: LayerNormSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -193,7 +190,7 @@ def layer_norm_pack(spec: LayerNormSpec, target: TargetSpec, raw: RawWeights) ->
 def layer_norm_emit(spec: LayerNormSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, scale, shift, y."""
     image, cut = _image(spec, target), _cut(spec, target)
-    tasks = Tasks(cut.bands, 1, knob(plan, "bands"), 1, pixels_first=False)
+    tasks = Tasks(cut.bands, 1, tiling.knob(plan, "bands"), 1, pixels_first=False)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         def positions(index: Expr, band: Band) -> None:

@@ -15,22 +15,10 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.extents import Extent, is_constant
 from gangway.compiler.kernels.specs import DepthWindow, GlobalPoolSpec, KernelPlan, KernelSpec, PoolSpec, VolumePoolSpec
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Image,
-    Tasks,
-    TileSegment,
-    UnsupportedSpecError,
-    each_tile,
-    knob,
-    make_plan,
-    plane_plan,
-    plane_tasks,
-    planned_tasks,
-    segments,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Image, Tasks, TileSegment, UnsupportedSpecError
 
 TILE_PIXELS = 8
 SUMS = 8  # independent sums, to hide the latency of the additions
@@ -52,7 +40,7 @@ def _plan(whole: KernelSpec, spec: PoolSpec, depth: DepthWindow, target: TargetS
     x, y = _images(spec, target, depth)
     moved = (x.elements + y.elements) * FLOAT_BYTES
     flops = y.elements * spec.kernel[0] * spec.kernel[1] * depth.kernel
-    return plane_plan(
+    return tiling.plane_plan(
         whole, f"{spec.mode} pool {TILE_PIXELS} pixels", (y.blocks, y.height), flops, moved, TILE_PIXELS, target
     )
 
@@ -133,7 +121,7 @@ def _segments(window: PoolingAxis, width: int) -> list[TileSegment]:
     first = min(-(-window.pad // window.stride), width)
     end = min(max(first, (window.limit + window.pad - window.size) // window.stride + 1), width)
     border = [*range(first), *(end + i for i in range(width - end))]
-    inner = segments(end - first, TILE_PIXELS) if end > first else ()
+    inner = tiling.segments(end - first, TILE_PIXELS) if end > first else ()
     return [TileSegment(column, 1, 1) for column in border] + [tile.moved(first) for tile in inner]
 
 
@@ -152,7 +140,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
     x_image, y_image = _images(spec, target, depth)
     slices, down, across = windows(spec, depth)
     height = spec.output_size[0]
-    tasks = planned_tasks(plan, y_image.blocks, y_image.height)
+    tasks = tiling.planned_tasks(plan, y_image.blocks, y_image.height)
     tiles = _segments(across, y_image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:
@@ -205,7 +193,7 @@ def _emit(plan: KernelPlan, spec: PoolSpec, depth: DepthWindow, target: TargetSp
                 out = y_image.origin + line_number * y_image.row + (column + i) * lanes
                 y.store(block, out, value, lanes)
 
-        tasks.each(number, lambda block, row: each_tile(tiles, partial(tile, block, row)))
+        tasks.each(number, lambda block, row: tiling.each_tile(tiles, partial(tile, block, row)))
 
     arguments = [
         bf16.stored_argument("x", x_image.elements, spec.input_layout),
@@ -218,9 +206,11 @@ def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[Kern
     """The only plan."""
     x = _image(spec, target)
     moved = x.elements * FLOAT_BYTES
-    tasks = plane_tasks(x.blocks, 1, x.elements, moved, target)
+    tasks = tiling.plane_tasks(x.blocks, 1, x.elements, moved, target)
     text = f"global pool {tasks.groups_per_task}"
-    yield make_plan(spec, {"groups": tasks.groups_per_task}, tasks.count, text, int(moved * tasks.largest_share), SUMS)
+    yield tiling.make_plan(
+        spec, {"groups": tasks.groups_per_task}, tasks.count, text, int(moved * tasks.largest_share), SUMS
+    )
 
 
 def _image(spec: GlobalPoolSpec, target: TargetSpec) -> Image:
@@ -230,7 +220,7 @@ def _image(spec: GlobalPoolSpec, target: TargetSpec) -> Image:
 def global_emit(spec: GlobalPoolSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
     image, lanes = _image(spec, target), target.lanes
-    tasks = Tasks(image.blocks, 1, knob(plan, "groups"), 1, pixels_first=False)
+    tasks = Tasks(image.blocks, 1, tiling.knob(plan, "groups"), 1, pixels_first=False)
     sums_count = min(SUMS, image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:

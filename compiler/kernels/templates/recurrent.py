@@ -28,17 +28,11 @@ from gangway.compiler.kernels.specs import (
     RecurrentSpec,
 )
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import REFUSED, Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.float32_math import activate, clip
 from gangway.compiler.kernels.templates.matmul import UNROLLED, Sums, most_numbers, multiply_add, zero_sums
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Tasks,
-    UnsupportedSpecError,
-    balanced,
-    make_plan,
-    plane_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Tasks, UnsupportedSpecError
 
 TILE_VECTORS = 4  # of all gates together: so many loads for each number of the state
 CHAINS = 8  # sums in flight, more than a multiply-add takes cycles
@@ -126,7 +120,7 @@ class RecurrentLayout:
     @cached_property
     def groups(self) -> tuple[tuple[int, int, int], ...]:
         """Runs of groups of sequences: (first sequence, number of groups, sequences of each)."""
-        return balanced(self.spec.sequences, self.most_sequences)
+        return tiling.balanced(self.spec.sequences, self.most_sequences)
 
     @cached_property
     def group_count(self) -> int:
@@ -144,7 +138,7 @@ class RecurrentLayout:
         """Groups of sequences in either direction, and bands. How many tasks there are, plans say."""
         moved = self.matrices * self.group_count * at_hand(self.spec.steps) * (1 if self.spec.int8 else FLOAT_BYTES)
         planes = self.spec.directions * self.group_count
-        return plane_tasks(planes, self.bands, at_hand(self.spec.flops), moved, self.target)
+        return tiling.plane_tasks(planes, self.bands, at_hand(self.spec.flops), moved, self.target)
 
     @cached_property
     def arguments(self) -> list[Argument]:
@@ -179,7 +173,7 @@ def candidates(spec: RecurrentSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     knobs: dict[str, int | str] = {"planes": tasks.groups_per_task, "bands": tasks.bands_per_task}
     text = f"recurrent {sequences} sequences x {tasks.bands_per_task} tiles"
     sums = sequences * layout.passes[0].sums
-    yield make_plan(spec, knobs, tasks.count, text, layout.matrices // spec.directions * FLOAT_BYTES, sums)
+    yield tiling.make_plan(spec, knobs, tasks.count, text, layout.matrices // spec.directions * FLOAT_BYTES, sums)
 
 
 def pack(spec: RecurrentSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:

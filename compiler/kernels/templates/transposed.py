@@ -14,6 +14,7 @@ import numpy as np
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, ConvTransposeSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, bind, kernel, quotient, remainder, store
 from gangway.compiler.kernels.templates.convolution import (
     ConvolutionGeometry,
@@ -23,14 +24,7 @@ from gangway.compiler.kernels.templates.convolution import (
     write_tiles,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import (
-    BandCut,
-    Image,
-    UnsupportedSpecError,
-    cut_rows,
-    knob,
-    planned_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import BandCut, Image, UnsupportedSpecError
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class _Phases(ConvolutionGeometry):
 
     def cut(self, tile_pixels: int) -> BandCut:
         """Whole rows: no line of the output is contiguous."""
-        return cut_rows(self.output.height, self.output.width, tile_pixels)
+        return tiling.cut_rows(self.output.height, self.output.width, tile_pixels)
 
 
 def _phases(spec: ConvTransposeSpec, target: TargetSpec) -> _Phases:
@@ -89,8 +83,8 @@ def pack(spec: ConvTransposeSpec, target: TargetSpec, raw: RawWeights) -> Packed
 def emit(spec: ConvTransposeSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, y."""
     geometry = _phases(spec, target)
-    cut = geometry.cut(knob(plan, "tile_pixels"))
-    tasks = planned_tasks(plan, geometry.groups, cut.bands)
+    cut = geometry.cut(tiling.knob(plan, "tile_pixels"))
+    tasks = tiling.planned_tasks(plan, geometry.groups, cut.bands)
     image = Image(spec.out_channels, *spec.output_size, spec.output_halo, target.lanes)
     *others, _ = geometry.arguments(geometry.weights)
 

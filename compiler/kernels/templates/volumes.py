@@ -19,6 +19,7 @@ from gangway.compiler.kernels.specs import (
     VolumePadSpec,
 )
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr
 from gangway.compiler.kernels.templates.convolution import (
     ConvolutionGeometry,
@@ -28,18 +29,7 @@ from gangway.compiler.kernels.templates.convolution import (
     write_tiles,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    BandCut,
-    Image,
-    Traffic,
-    all_tasks,
-    cut_rows,
-    make_plan,
-    plane_plan,
-    planned_tasks,
-    tasks_cost,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, BandCut, Image, Traffic
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class _Volume(ConvolutionGeometry):
 
     def cut(self, tile_pixels: int) -> BandCut:
         """Whole rows of a slice."""
-        return cut_rows(*self.spec.output_size, tile_pixels)
+        return tiling.cut_rows(*self.spec.output_size, tile_pixels)
 
 
 def candidates(spec: VolumeConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
@@ -89,14 +79,14 @@ def candidates(spec: VolumeConvSpec, target: TargetSpec) -> Iterator[KernelPlan]
         geometry.whole_output.elements * FLOAT_BYTES,
     )
     tasks = min(
-        (tasks for tasks in all_tasks(geometry.groups, cut.bands * slices) if tasks.ordered),
-        key=lambda tasks: tasks_cost(tasks, geometry.flops * slices, traffic, target),
+        (tasks for tasks in tiling.all_tasks(geometry.groups, cut.bands * slices) if tasks.ordered),
+        key=lambda tasks: tiling.tasks_cost(tasks, geometry.flops * slices, traffic, target),
     )
     pixels, order = max(size for size, _ in cut.tiles), "pixels" if tasks.pixels_first else "weights"
     shape = f"{pixels}x{geometry.group_blocks} {tasks.groups_per_task}x{tasks.bands_per_task}"
     blocking = traffic.weights // geometry.groups + traffic.input * tasks.bands_per_task // tasks.bands
     text = f"volume conv {shape} {order} first"
-    yield make_plan(spec, tasks.knobs, tasks.count, text, blocking, pixels * geometry.group_blocks)
+    yield tiling.make_plan(spec, tasks.knobs, tasks.count, text, blocking, pixels * geometry.group_blocks)
 
 
 def pack(spec: VolumeConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -115,7 +105,7 @@ def emit(spec: VolumeConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str
     """The kernel. Arguments: x, weights, bias, y."""
     geometry = _Volume(spec.conv, target, spec.depth)
     cut = geometry.cut(geometry.tile_pixels)
-    tasks = planned_tasks(plan, geometry.groups, cut.bands * spec.depth.output)
+    tasks = tiling.planned_tasks(plan, geometry.groups, cut.bands * spec.depth.output)
     *others, _ = geometry.arguments(geometry.weights)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
@@ -183,7 +173,7 @@ def pad_candidates(spec: VolumePadSpec, target: TargetSpec) -> Iterator[KernelPl
     """The only plan."""
     x, y = _pad_images(spec, target)
     moved = (x.elements + y.elements) * FLOAT_BYTES
-    yield plane_plan(spec, "pad slices", (y.blocks, y.height), 0, moved, 1, target)
+    yield tiling.plane_plan(spec, "pad slices", (y.blocks, y.height), 0, moved, 1, target)
 
 
 def _pad_images(spec: VolumePadSpec, target: TargetSpec) -> tuple[Image, Image]:
@@ -197,7 +187,7 @@ def _pad_images(spec: VolumePadSpec, target: TargetSpec) -> tuple[Image, Image]:
 def pad_emit(spec: VolumePadSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
     source, result = _pad_images(spec, target)
-    tasks = planned_tasks(plan, result.blocks, result.height)
+    tasks = tiling.planned_tasks(plan, result.blocks, result.height)
     height, lanes, (top, left, _, right) = spec.padded[0], target.lanes, spec.pads
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:

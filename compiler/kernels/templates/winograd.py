@@ -26,6 +26,7 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import (
     PREFETCHED_ELEMENTS,
@@ -35,19 +36,7 @@ from gangway.compiler.kernels.templates.convolution import (
     direct_us,
 )
 from gangway.compiler.kernels.templates.float32_math import activate
-from gangway.compiler.kernels.templates.tiling import (
-    CLAIM_US,
-    FLOAT_BYTES,
-    PEAK_FLOPS_PER_US,
-    Image,
-    Tasks,
-    all_tasks,
-    balanced_sizes,
-    knob,
-    layer_us,
-    make_plan,
-    spread,
-)
+from gangway.compiler.kernels.templates.tiling import CLAIM_US, FLOAT_BYTES, PEAK_FLOPS_PER_US, Image, Tasks
 
 PADDING = 1  # vectors between the numbers of two points, which else would often lie in the same set of a cache
 SCRATCH_BYTES = 640 << 10  # of a task, on the stack and in the second level cache
@@ -210,7 +199,7 @@ class WinogradWork:
         """Ways to cut it into tasks that fit into the scratch memory, the best first."""
         fitting = [
             tasks
-            for tasks in all_tasks(self.geometry.groups, self.bands)
+            for tasks in tiling.all_tasks(self.geometry.groups, self.bands)
             if tasks.bands_per_task == 1 or self.scratch_bytes(tasks.bands_per_task) <= SCRATCH_BYTES
         ]
         return sorted(fitting, key=self.cost_us)
@@ -230,7 +219,7 @@ def best_work(spec: ConvSpec, target: TargetSpec) -> WinogradWork | None:
     if not works or min(spec.in_channels, spec.out_channels) < target.lanes:
         return None
     cost, best = min(((work.cost_us(work.cuts()[0]), work) for work in works), key=lambda pair: pair[0])
-    return best if cost < WORTH * layer_us(geometry.flops, geometry.traffic, target) else None
+    return best if cost < WORTH * tiling.layer_us(geometry.flops, geometry.traffic, target) else None
 
 
 def least_us(spec: ConvSpec, target: TargetSpec) -> float:
@@ -248,7 +237,7 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     ranked = work.cuts()
     static = work.cost_us(ranked[0]), _plan(work, ranked[0])
     yield static[1]
-    yield from spread(static, ((work.cost_us(tasks), _plan(work, tasks)) for tasks in ranked if tasks.ordered))
+    yield from tiling.spread(static, ((work.cost_us(tasks), _plan(work, tasks)) for tasks in ranked if tasks.ordered))
 
 
 def _plan(work: WinogradWork, tasks: Tasks) -> KernelPlan:
@@ -257,7 +246,7 @@ def _plan(work: WinogradWork, tasks: Tasks) -> KernelPlan:
     text = f"winograd {m}x{m} {work.band}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task}"
     weights = work.weight_elements // work.geometry.groups * FLOAT_BYTES
     size = work.scratch_bytes(tasks.bands_per_task) + weights
-    return make_plan(work.geometry.spec, knobs, tasks.count, text, size, work.band * blocks)
+    return tiling.make_plan(work.geometry.spec, knobs, tasks.count, text, size, work.band * blocks)
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -281,9 +270,13 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
 def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
     geometry = ConvolutionGeometry(spec, target)
-    work = WinogradWork(geometry, Scheme(knob(plan, "outputs")))
+    work = WinogradWork(geometry, Scheme(tiling.knob(plan, "outputs")))
     tasks = Tasks(
-        geometry.groups, work.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
+        geometry.groups,
+        work.bands,
+        tiling.knob(plan, "groups"),
+        tiling.knob(plan, "bands"),
+        bool(tiling.knob(plan, "pixels_first")),
     )
     arguments = [
         Argument("x", geometry.input.elements),
@@ -380,7 +373,7 @@ def batch_emit(spec: ConvSpec, plan: BatchPlan, target: TargetSpec, symbol: str)
     geometry, rows = work.geometry, work.rows
     arguments = geometry.arguments(Argument("weights", work.weight_elements), rows)
     tiles_of_one = work.tiles // rows
-    sizes = balanced_sizes([tiles_of_one * number for number in range(1, rows + 1)], work.most_tiles)
+    sizes = tiling.balanced_sizes([tiles_of_one * number for number in range(1, rows + 1)], work.most_tiles)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers

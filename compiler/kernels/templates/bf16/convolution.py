@@ -29,6 +29,7 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, KernelPlan, Layout, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.amx.tiles import (
     TILE_ELEMENTS,
     TILE_ROWS,
@@ -48,14 +49,7 @@ from gangway.compiler.kernels.templates.builder import Buffer, Expr, Register
 from gangway.compiler.kernels.templates.convolution import check
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.matmul import multiply_add, unrolled
-from gangway.compiler.kernels.templates.tiling import (
-    Image,
-    Tasks,
-    UnsupportedSpecError,
-    cheapest_first,
-    knob,
-    one_band_tasks,
-)
+from gangway.compiler.kernels.templates.tiling import Image, Tasks, UnsupportedSpecError
 
 PREFETCHED_WORDS = 1024  # a page ahead, as in the template for float32
 
@@ -68,10 +62,10 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     check(spec)
     if not computes(spec, target):
         raise UnsupportedSpecError(f"convolution in bfloat16: {spec}")
-    yield from cheapest_first(
+    yield from tiling.cheapest_first(
         (work.cost_us(tasks), _plan(work, tasks))
         for work in works(spec, target)
-        for tasks in one_band_tasks(work.geometry.groups, work.bands)
+        for tasks in tiling.one_band_tasks(work.geometry.groups, work.bands)
     )
 
 
@@ -111,7 +105,7 @@ def _words(work: Bf16Work, weights: np.ndarray[Any, np.dtype[np.uint16]]) -> np.
 
 def emit(spec: ConvSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, weights, bias, [residual,] y."""
-    work = Bf16Work(spec, target, knob(plan, "rows"), knob(plan, "columns"))
+    work = Bf16Work(spec, target, tiling.knob(plan, "rows"), tiling.knob(plan, "columns"))
     g = work.geometry
     writer = partial(Tiles if work.tiled else Vectors, work)
     return band_kernel(plan, symbol, (g.groups, work.bands), writer, g.arguments(work.weights), bf16.functions(target))

@@ -10,22 +10,14 @@ from typing import NamedTuple
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.specs import ConvSpec, Layout
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ELEMENTS, TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.bf16 import words as bf16
 from gangway.compiler.kernels.templates.bf16.words import PLANE_CHANNELS
 from gangway.compiler.kernels.templates.builder import Argument
 from gangway.compiler.kernels.templates.convolution import ConvolutionGeometry
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    BandCut,
-    Image,
-    Tasks,
-    gangs_cost,
-    is_line,
-    one_band_tasks,
-    tile_price,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, BandCut, Image, Tasks
 from gangway.compiler.kernels.templates.winograd import best_work
 from gangway.compiler.kernels.templates.winograd import least_us as float32_us
 
@@ -242,7 +234,7 @@ class Bf16Work(Bands):
         price = ONE_BLOCK_PRICE if blocks == 1 else 1.0
         product_us = price * 2 * LANES * 2 * self.vector_words / VECTOR_FLOPS_PER_US  # of a pixel
         return sum(
-            count * (pixels * tile_price(widest, pixels) * product_us + REGISTER_TILE_US / blocks)
+            count * (pixels * tiling.tile_price(widest, pixels) * product_us + REGISTER_TILE_US / blocks)
             for pixels, count in self.cut.tiles
         )
 
@@ -269,7 +261,7 @@ class Bf16Work(Bands):
             rounded = self.bands * self.planes * self.plane_words / self.pixel_words / speeds.vectors
             rate = speeds.cached_bytes if inputs <= speeds.second_level_bytes else speeds.memory_bytes
             read = max(rounded, inputs / rate) * tasks.chunks
-        return gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
+        return tiling.gangs_cost(tasks, self.bands * self.band_us * g.output.blocks + weights + moved + read)
 
 
 def _stored(image: Image, layout: Layout) -> Image:
@@ -316,7 +308,7 @@ def _least_us(spec: ConvSpec, target: TargetSpec) -> float:
     return min(
         work.cost_us(tasks)
         for work in works(spec, target)
-        for tasks in one_band_tasks(work.geometry.groups, work.bands)
+        for tasks in tiling.one_band_tasks(work.geometry.groups, work.bands)
     )
 
 
@@ -325,7 +317,7 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Bf16Work]:
     geometry = ConvolutionGeometry(spec, target)
     height, width = geometry.output.height, geometry.output.width
     found = []
-    if is_line(spec):
+    if tiling.is_line(spec):
         tiles = bf16.has_tiles(target)
         unit, pixels = 2 * TILE_ROWS if tiles else geometry.tile_pixels, geometry.pixels
         lengths = {min(unit * count, pixels) for count in (1, 2, 3, 4, 6, 8, 12)}

@@ -21,21 +21,12 @@ from gangway.compiler.kernels.specs import (
     PackedWeights,
     RawWeights,
 )
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.amx.tiles import TILE_ROWS, WORDS
 from gangway.compiler.kernels.templates.bands import Bands
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.kernels.templates.int8.instructions import MOST_BESIDE, PAIR_CHANNELS, WORD_CHANNELS
-from gangway.compiler.kernels.templates.tiling import (
-    BandCut,
-    Image,
-    Tasks,
-    UnsupportedSpecError,
-    cheapest_first,
-    gangs_cost,
-    is_line,
-    one_band_tasks,
-    registers,
-)
+from gangway.compiler.kernels.templates.tiling import BandCut, Image, Tasks, UnsupportedSpecError
 
 HALF_BLOCKS = 2  # vectors of outputs of a row of weights
 # Of a register tile: of 16 registers 12 are sums, two weights, one inputs, one products; or 10 are sums, and one ones.
@@ -88,7 +79,7 @@ class Int8Work(Bands):
     @property
     def tile_halves(self) -> int:
         """Halves of a register tile."""
-        return registers(self.target) // 16
+        return tiling.registers(self.target) // 16
 
     @property
     def tile_pixels(self) -> int:
@@ -242,7 +233,7 @@ class Int8Work(Bands):
         read = 4 * self.input.elements / _CACHED_BYTES_PER_US * tasks.chunks
         total = self.bands * self.band_us * self.groups + weights / _MEMORY_BYTES_PER_US + read
         total += (tasks.parts - 1) * weights / rate
-        return gangs_cost(tasks, total)
+        return tiling.gangs_cost(tasks, total)
 
 
 def _is_paired(spec: ConvSpec, target: TargetSpec) -> bool:
@@ -286,7 +277,7 @@ def suited(spec: ConvSpec, weights: Array, target: TargetSpec) -> ConvSpec:
 def works(spec: ConvSpec, target: TargetSpec) -> list[Int8Work]:
     """Every sensible height of bands, or length."""
     height, width = spec.output_size
-    if is_line(spec):
+    if tiling.is_line(spec):
         pixels = height * width
         unit = 2 * TILE_ROWS if int8.has_tiles(target) else Int8Work(spec, target, 1, 1).tile_pixels
         found = [
@@ -305,17 +296,19 @@ def works(spec: ConvSpec, target: TargetSpec) -> list[Int8Work]:
 
 def least_us(spec: ConvSpec, target: TargetSpec) -> float:
     """Estimated time of a convolution that the template computes."""
-    return min(work.cost_us(tasks) for work in works(spec, target) for tasks in one_band_tasks(work.groups, work.bands))
+    return min(
+        work.cost_us(tasks) for work in works(spec, target) for tasks in tiling.one_band_tasks(work.groups, work.bands)
+    )
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other sizes of bands and tasks; they share packed weights."""
     if not computes(spec, target):
         raise UnsupportedSpecError(f"convolution of 8-bit numbers: {spec}")
-    yield from cheapest_first(
+    yield from tiling.cheapest_first(
         (work.cost_us(tasks), _plan(work, tasks))
         for work in works(spec, target)
-        for tasks in one_band_tasks(work.groups, work.bands)
+        for tasks in tiling.one_band_tasks(work.groups, work.bands)
     )
 
 

@@ -23,23 +23,12 @@ from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
 from gangway.compiler.kernels.packed_specs import ZERO_POINTS, PackedDenseSpec, is_possible
 from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, PackedWeights, RawWeights
 from gangway.compiler.kernels.templates import builder as T
+from gangway.compiler.kernels.templates import tiling
 from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, tirx
 from gangway.compiler.kernels.templates.convolution import CALL_FLOPS, MOST_ROWS, PREFETCHED_ELEMENTS
 from gangway.compiler.kernels.templates.float32_math import activate
 from gangway.compiler.kernels.templates.matmul import Sums, multiply_add
-from gangway.compiler.kernels.templates.tiling import (
-    FLOAT_BYTES,
-    Image,
-    Traffic,
-    UnsupportedSpecError,
-    all_tasks,
-    balanced_sizes,
-    knob,
-    make_plan,
-    one_band_tasks,
-    registers,
-    tasks_cost,
-)
+from gangway.compiler.kernels.templates.tiling import FLOAT_BYTES, Image, Traffic, UnsupportedSpecError
 
 WORD = 8  # inputs of a word of 4 bits; of 8 bits so many rows are one step
 GROUP_BLOCKS = 2  # channel blocks of a register tile
@@ -93,7 +82,7 @@ class PackedGeometry:
     @cached_property
     def tile_rows(self) -> int:
         """Most rows of a register tile; other registers hold weights, their scales and zero points, a broadcast."""
-        return (registers(self.target) - 4 * self.group_blocks) // self.group_blocks
+        return (tiling.registers(self.target) - 4 * self.group_blocks) // self.group_blocks
 
     @cached_property
     def tiles(self) -> int:
@@ -127,20 +116,24 @@ def candidates(spec: PackedDenseSpec, target: TargetSpec) -> Iterator[KernelPlan
         raise UnsupportedSpecError(f"blocks of {spec.block} inputs with a scale")
     g = PackedGeometry(spec, target)
     few = g.tiles == 1
-    found = one_band_tasks(g.groups, 1) if few else [t for t in all_tasks(g.groups, g.tiles) if not t.pixels_first]
+    found = (
+        tiling.one_band_tasks(g.groups, 1)
+        if few
+        else [t for t in tiling.all_tasks(g.groups, g.tiles) if not t.pixels_first]
+    )
     unpacking = UNPACKING_FLOPS * spec.in_channels * g.output.blocks * g.lanes
-    tasks = min(found, key=lambda t: tasks_cost(t, spec.flops + unpacking * t.parts, g.traffic, target))
+    tasks = min(found, key=lambda t: tiling.tasks_cost(t, spec.flops + unpacking * t.parts, g.traffic, target))
     knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "parts": tasks.parts}
     way = "registers" if few else "scratch"
     text = f"dense int{spec.bits} {way}, {tasks.groups_per_task}x{g.group_blocks} blocks, {tasks.parts} parts"
     moved = int((g.traffic.weights + g.traffic.input) * tasks.largest_share)
-    yield make_plan(spec, knobs, tasks.count, text, moved, min(spec.positions, g.tile_rows) * g.group_blocks)
+    yield tiling.make_plan(spec, knobs, tasks.count, text, moved, min(spec.positions, g.tile_rows) * g.group_blocks)
 
 
 def emit(spec: PackedDenseSpec, plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: as `PackedDenseSpec` has them."""
-    g, parts, size = PackedGeometry(spec, target), knob(plan, "parts"), knob(plan, "groups")
-    rows = balanced_sizes([spec.positions], g.tile_rows)
+    g, parts, size = PackedGeometry(spec, target), tiling.knob(plan, "parts"), tiling.knob(plan, "groups")
+    rows = tiling.balanced_sizes([spec.positions], g.tile_rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         place = _Rows(g.lanes, g.input.plane, g.lanes, g.lanes, g.output.plane)
@@ -176,7 +169,7 @@ def batch_emit(spec: PackedDenseSpec, plan: BatchPlan, target: TargetSpec, symbo
     """The kernel. Arguments: as `PackedDenseSpec` has them, and batch; see `artifact.format.BatchKernel`."""
     g, arguments = PackedGeometry(spec, target), PackedGeometry(spec, target).arguments(plan.rows)
     few = list(range(1, min(DIRECT_ROWS, g.tile_rows) + 1))
-    sizes = balanced_sizes(range(few[-1] + 1, plan.rows + 1), g.tile_rows)
+    sizes = tiling.balanced_sizes(range(few[-1] + 1, plan.rows + 1), g.tile_rows)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *tensors, batch = buffers
