@@ -57,7 +57,7 @@ class Dispatcher:
         self._may_preempt = False  # one that has come since the last decision may take cores,
         self._highest = float("inf")  # and this is their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
-        self._left: Sequence[Query] = ()  # could begin if a core were free, as of the last decision
+        self._unserved: Sequence[Query] = ()  # could begin if a core were free, as of the last decision
         self._turn_end_us: float | None = None  # when a query's turn is over that workers can leave
 
     @property
@@ -137,14 +137,14 @@ class Dispatcher:
         holders = self._holders()
         if holders and not self._workers.free:
             begun = {each.query_id for each in decisions if isinstance(each, Start)}
-            self._left = [query for query in snapshot.waiting if query.query_id not in begun]
+            self._unserved = [query for query in snapshot.waiting if query.query_id not in begun]
             holders = self._end_turns(holders, now_us)
         self._space_decisions(holders, now_us, time.monotonic_ns() / 1e3)
 
     def _end_turns(self, holders: list[turns.Holder], now_us: float) -> list[turns.Holder]:
         """Have those leave whose turn is over, if others wait for their cores; return those that stay."""
         leaving = sum(gang.leaving for gang in self._execution.gangs.all())
-        ended, self._turn_end_us = turns.over(self._left, holders, leaving, now_us)
+        ended, self._turn_end_us = turns.over(self._unserved, holders, leaving, now_us)
         for query_id in ended:
             self._execution.stop(Stop(query_id))
         return [holder for holder in holders if holder.query.query_id not in ended] if ended else holders

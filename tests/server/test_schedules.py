@@ -10,7 +10,7 @@ from gangway.artifact.profile import whole_machine_id
 from gangway.scheduler.messages import LoadModel, UseSchedule
 from gangway.scheduler.stages.ir import StreamSegment
 from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
-from gangway.server.control.repository.schedules import FoundSchedules
+from gangway.server.control.repository.schedules import StoredSchedules
 
 TARGET, CORES = "avx2", 2
 KEYS = ("a" * 64, "b" * 64)
@@ -46,8 +46,8 @@ class Scheduler:
         self.told.append(number)
 
 
-def schedules(cache_dir: Path, scheduler: Scheduler, cores: int = CORES) -> FoundSchedules:
-    return FoundSchedules(cache_dir, cores, scheduler, lambda: TARGET)  # type: ignore[arg-type]
+def schedules(cache_dir: Path, scheduler: Scheduler, cores: int = CORES) -> StoredSchedules:
+    return StoredSchedules(cache_dir, cores, scheduler, lambda: TARGET)  # type: ignore[arg-type]
 
 
 def test_a_schedule_is_told_and_dropped(tmp_path: Path) -> None:

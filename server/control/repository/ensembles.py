@@ -18,7 +18,7 @@ from gangway.server.control.repository.loaded import (
     warn_of_target,
 )
 from gangway.server.control.repository.repository import Entry, ModelVersion
-from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule, compounds_of
+from gangway.server.control.repository.schedules import StoredSchedules, UsedSchedule, compounds_of
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.messages import ModelReady, to_json
 from gangway.server.models.config import (
@@ -198,7 +198,7 @@ class EnsembleBuilder:
     Nothing is compiled or loaded for an ensemble, so this takes no time.
     """
 
-    def __init__(self, schedules: FoundSchedules) -> None:
+    def __init__(self, schedules: StoredSchedules) -> None:
         self._schedules = schedules
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}
         self._made: dict[int, MadeEnsemble] = {}  # by number

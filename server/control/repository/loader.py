@@ -69,7 +69,7 @@ from gangway.server.control.repository.python_models import (
     write_description,
 )
 from gangway.server.control.repository.repository import ModelVersion
-from gangway.server.control.repository.schedules import FoundSchedules
+from gangway.server.control.repository.schedules import StoredSchedules
 from gangway.server.control.repository.shapes import ShapeCache, is_never_compiled
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.python_instances import PythonInstances
@@ -173,7 +173,7 @@ class ModelLoader:
             compiler, scheduler, clients, self._capacity, trials, profiles, self._pairs, options.general
         )
         general = options.general
-        self.schedules = FoundSchedules(general.cache_dir, len(general.cores), scheduler, lambda: compiler.target)
+        self.schedules = StoredSchedules(general.cache_dir, len(general.cores), scheduler, lambda: compiler.target)
         self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:

@@ -33,7 +33,7 @@ def compounds_of(used: Sequence[UsedSchedule]) -> Compounds:
     return tuple((each.number, each.model_ids) for each in used)
 
 
-class FoundSchedules:
+class StoredSchedules:
     """Those in the cache. `cores`: of the server. `target`: returns what the artifacts are built for."""
 
     def __init__(self, cache_dir: Path, cores: int, scheduler: SchedulerControl, target: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.control.repository.ensembles import EnsembleBuilder, isolated_of, together
 from gangway.server.control.repository.loaded import IsolatedLatency, LoadedModel
 from gangway.server.control.repository.repository import ModelVersion
-from gangway.server.control.repository.schedules import FoundSchedules, UsedSchedule
+from gangway.server.control.repository.schedules import StoredSchedules, UsedSchedule
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import QosConfig, qos_of
 from gangway.server.requests.data_plane import PoolExhaustedError, RequestLayout
@@ -97,9 +97,9 @@ class Bench:
         return self.server.client.get_inference_statistics(name).model_stats[0]
 
 
-def no_schedules() -> FoundSchedules:
+def no_schedules() -> StoredSchedules:
     """Those of a scheduler that knows no model."""
-    return FoundSchedules(Path(), 1, SimpleNamespace(spec_of=lambda model_id: None), lambda: "")  # type: ignore[arg-type]
+    return StoredSchedules(Path(), 1, SimpleNamespace(spec_of=lambda model_id: None), lambda: "")  # type: ignore[arg-type]
 
 
 @pytest.fixture
