@@ -5,19 +5,19 @@ worker only. Both are failures of the test that was running, and the others go o
 """
 
 import math
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.conformance.cases import Array, Case, same
+from benchmarks.conformance.children import Task, run_in_children
 from benchmarks.conformance.poison import PATTERNS, fill, free_stretches
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
@@ -26,7 +26,6 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
-from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
@@ -36,7 +35,6 @@ from testing.frame_requests import read_answer, write_request
 NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds
 RUN_TIMEOUT_S = 20
-STOP_TIMEOUT_S = 5
 _ALONE = "; no other layer is"  # what is said of a single node, in which no other layer can be
 _HEAP = 1 << 16
 _IO_BYTES = 1 << 26
@@ -248,81 +246,21 @@ def run_all(cases: Sequence[Case], jobs: int, progress: Callable[[int], None], p
 
     `poisons`: see `CaseRunner`.
     """
-    todo, cores = list(cases)[::-1], available_cores()
     outcomes: dict[str, Outcome] = {}
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangway-conformance-")))
-        children = [_Child(root / str(index), cores[index % len(cores)], poisons) for index in range(jobs)]
-        for child in children:
-            stack.callback(child.end)
-        while todo or any(child.case for child in children):
-            for child in children:
-                if not child.case and todo:
-                    child.give(todo.pop())
-            ready = wait([child.pipe for child in children if child.case], timeout=1)
-            for child in children:
-                if outcome := child.answer(child.pipe in ready):
-                    outcomes[outcome.name] = outcome
-                    progress(len(outcomes))
+
+    def done(outcome: Outcome) -> None:
+        outcomes[outcome.name] = outcome
+        progress(len(outcomes))
+
+    run_in_children(Task(partial(_serve, poisons), _failed, CASE_TIMEOUT_S), iter(cases), jobs, done)
     return [outcomes[case.name] for case in cases]
 
 
-class _Child:
-    """A process that runs the tests it is given, one at a time."""
-
-    def __init__(self, root: Path, core: int, poisons: bool) -> None:
-        root.mkdir()
-        self._root, self._core, self._poisons = root, core, poisons
-        self.case: Case | None = None
-        self._start()
-
-    def _start(self) -> None:
-        self.pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core, self._poisons))
-        self._process.start()
-        theirs.close()
-
-    def give(self, case: Case) -> None:
-        """Begin a test."""
-        self.case, self._since = case, time.monotonic()
-        self.pipe.send(case)
-
-    def answer(self, ready: bool) -> Outcome | None:
-        """Return the outcome of the running test, if it is there or will never be."""
-        if self.case is None:
-            return None
-        if ready:
-            try:
-                outcome: Outcome = self.pipe.recv()
-            except EOFError:
-                self._process.join()
-                return self._failed(f"the process ended with {self._process.exitcode}")
-            self.case = None
-            return outcome
-        if time.monotonic() - self._since > CASE_TIMEOUT_S:
-            return self._failed(f"no answer within {CASE_TIMEOUT_S} s")
-        return None
-
-    def _failed(self, error: str) -> Outcome:
-        assert self.case
-        name, self.case = self.case.name, None
-        self.end()
-        self._start()
-        return Outcome(name, CRASHED, error, peer_error="not run")
-
-    def end(self) -> None:
-        """Stop the process."""
-        with suppress(OSError):
-            self.pipe.send(None)
-        self._process.join(STOP_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self.pipe.close()
+def _failed(case: Case, _: str, why: str) -> Outcome:
+    return Outcome(case.name, CRASHED, why, peer_error="not run")
 
 
-def _serve(pipe: Connection, root: Path, core: int, poisons: bool) -> None:
+def _serve(poisons: bool, pipe: Connection, root: Path, core: int) -> None:
     with CaseRunner(root, core, poisons) as runner, suppress(EOFError):  # our parent has died
         while case := pipe.recv():
             pipe.send(replace(runner.run(case), peer_error=peer_error(case)))
