@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+from testing.cost import Stretch, measure_stretch, median_of
 from testing.live_server import LiveServer, live_server
-from testing.load import Load, LoadProcess, run_for
+from testing.load import Load, run_for
 from testing.processes import process_cpu_ns
 from testing.reference import Example, example_of
 from testing.report import Report, Row, add_repository_option, option_parser, start_report
@@ -27,15 +27,6 @@ IDLE_SCRAPES = 200
 WARM_UP_S = 1.0
 TIMEOUT_S = 10
 LOSS_AT_MOST = 0.01  # of throughput, at one scrape a second
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Some seconds of load: answers per second, and the latency that 99 of 100 do not exceed."""
-
-    requests_per_s: float
-    p99_ms: float
-    scrapes: int
 
 
 def scrape(url: str) -> bytes:
@@ -84,25 +75,22 @@ def scraping(url: str, per_s: float) -> Iterator[list[int]]:
         thread.join()
 
 
-def measure(server: LiveServer, load: Load, seconds: float, per_s: float) -> Stretch:
-    """Run a load for some time, scraped so often. Raises RuntimeError when an answer is wrong or an error."""
-    with LoadProcess(load) as process, scraping(server.metrics_url, per_s) as sizes:
-        time.sleep(seconds)
-        result = process.stop()
-    if bad := {outcome.result for outcome in result.outcomes} - {"right"}:
-        raise RuntimeError(f"answers were {', '.join(bad)}")
-    latencies = sorted(result.latencies_ms())
-    rate = len(result.outcomes) / result.elapsed_ns * 1e9
-    return Stretch(rate, latencies[len(latencies) * 99 // 100], len(sizes))
+def measure(server: LiveServer, load: Load, seconds: float, per_s: float) -> tuple[Stretch, float]:
+    """Run a load for some time, scraped so often; return with it the scrapes a second that there were."""
+    with scraping(server.metrics_url, per_s) as sizes:
+        begin_s = time.monotonic()
+        stretch = measure_stretch(server.pids, load, seconds)
+        return stretch, len(sizes) / (time.monotonic() - begin_s)
 
 
-def load_row(per_s: float, stretches: Sequence[Stretch]) -> Row:
+def load_row(per_s: float, measured: Sequence[tuple[Stretch, float]]) -> Row:
     """Return the medians."""
+    stretches = [stretch for stretch, _ in measured]
     return {
         "scrapes/s wanted": per_s,
-        "scrapes": sum(stretch.scrapes for stretch in stretches),
-        "requests/s": statistics.median(stretch.requests_per_s for stretch in stretches),
-        "p99 ms": statistics.median(stretch.p99_ms for stretch in stretches),
+        "scrapes/s": statistics.median(scrapes_per_s for _, scrapes_per_s in measured),
+        "requests/s": median_of(stretches, lambda one: one.requests_per_s),
+        "p99 ms": median_of(stretches, lambda one: one.latency_ms(0.99)),
     }
 
 
@@ -118,20 +106,19 @@ def repository_of(folder: Path, zoo: Path, models: int) -> Path:
 def run(report: Report, zoo: Path, models: int, rounds: int, seconds: float, per_s: float, clients: int) -> None:
     """Measure; loads with and without scrapes take turns, so that both see the same machine."""
     example: Example = example_of(MODEL, onnx_file(zoo, MODEL))
-    found: dict[float, list[Stretch]] = {0.0: [], 1.0: [], per_s: []}
+    found: dict[float, list[tuple[Stretch, float]]] = {0.0: [], 1.0: [], per_s: []}
     with tempfile.TemporaryDirectory() as folder, live_server(repository_of(Path(folder), zoo, models)) as server:
         load = Load(server.url, example.request, example.outputs, clients)
         run_for(load, WARM_UP_S)
         idle = idle_row(server, models)
         for _ in range(rounds):
-            for rate, stretches in found.items():
-                stretches.append(measure(server, load, seconds, rate))
+            for rate, measured in found.items():
+                measured.append(measure(server, load, seconds, rate))
     report.table("scrapes of an idle server", [idle])
-    report.table(f"{MODEL}, {clients} clients", [load_row(rate, stretches) for rate, stretches in found.items()])
-    pairs = zip(found[0.0], found[per_s], strict=True)
+    report.table(f"{MODEL}, {clients} clients", [load_row(rate, measured) for rate, measured in found.items()])
     lost = statistics.median(
-        (without.requests_per_s - scraped.requests_per_s) / without.requests_per_s / (scraped.scrapes / seconds)
-        for without, scraped in pairs
+        (1 - scraped.requests_per_s / without.requests_per_s) / scrapes_per_s
+        for (without, _), (scraped, scrapes_per_s) in zip(found[0.0], found[per_s], strict=True)
     )
     report.target("share of throughput lost at one scrape a second", lost, LOSS_AT_MOST)
     report.target("CPU of one scrape, as a share of a second", float(idle["CPU ms per scrape"]) / 1e3, LOSS_AT_MOST)
