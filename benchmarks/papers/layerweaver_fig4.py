@@ -1,10 +1,9 @@
 """Fig. 4 of Layerweaver+: sustained throughput over the baseline's, for nine pairs of models and thirteen ratios."""
 
-import csv
 from collections.abc import Mapping
 from statistics import fmean
 
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from benchmarks.papers.npu_study import LANGUAGE, VISION, Pair, Study
 from benchmarks.papers.simulated_npu import BASELINE, SCHEDULERS
 
@@ -27,25 +26,15 @@ def draw(request: FigureRequest) -> None:
             gains = [rates[Pair(vision, language, ratio)] for ratio in RATIOS]
             mean = fmean(one["layerweaver_plus"] / one[BASELINE] for one in gains)
             request.console.print(f"{vision} + {language}: layerweaver_plus {mean:.2f} x the baseline", highlight=False)
-    with (request.output / "layerweaver_fig4.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("vision", "language", "language_to_vision", "scheduler", "rate_per_s", "over_baseline"))
+    header = ("vision", "language", "language_to_vision", "scheduler", "rate_per_s", "over_baseline")
+    with Csv(request.output / "layerweaver_fig4.csv", header) as file:
         for pair, found in rates.items():
             for scheduler, rate in found.items():
-                row = (
-                    pair.vision,
-                    pair.language,
-                    pair.ratio,
-                    scheduler,
-                    f"{rate:.2f}",
-                    f"{rate / found[BASELINE]:.4f}",
-                )
-                writer.writerow(row)
-    with (request.output / "layerweaver_fig4_summary.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("number", "paper", "ours"))
+                over = f"{rate / found[BASELINE]:.4f}"
+                file.write(pair.vision, pair.language, str(pair.ratio), scheduler, f"{rate:.2f}", over)
+    with Csv(request.output / "layerweaver_fig4_summary.csv", ("number", "paper", "ours")) as file:
         for name, ours in summary(rates).items():
-            writer.writerow((name, PAPER.get(name, ""), f"{ours:.3f}"))
+            file.write(name, PAPER.get(name, ""), f"{ours:.3f}")
             request.console.print(f"{name}: {ours:.2f} (paper: {PAPER.get(name, 'not given')})", highlight=False)
     _plot(request, rates)
 
@@ -61,9 +50,10 @@ def summary(rates: Rates) -> dict[str, float]:
 
 
 def _plot(request: FigureRequest, rates: Rates) -> None:
-    from matplotlib import pyplot  # noqa: PLC0415 - optional, slow to import
-
-    figure, axes = pyplot.subplots(len(LANGUAGE), len(VISION), figsize=(12, 9), sharex=True, squeeze=False)
+    ours = summary(rates)
+    means = ", ".join(f"{name.split()[0]} {ours[name]:.2f} (paper {paper:.2f})" for name, paper in PAPER.items())
+    title = f"Throughput with < 1 % late over the baseline's; language : vision requests\nlayerweaver_plus: {means}"
+    figure, axes = new_figure(title, columns=len(VISION), rows=len(LANGUAGE), size=(12, 9))
     labels = [f"{ratio:g}:1" if ratio >= 1 else f"1:{1 / ratio:g}" for ratio in RATIOS]
     for row, language in zip(axes, LANGUAGE, strict=True):
         for axis, vision in zip(row, VISION, strict=True):
@@ -74,12 +64,4 @@ def _plot(request: FigureRequest, rates: Rates) -> None:
             axis.tick_params(axis="x", rotation=60, labelsize=7)
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=7)
-    ours = summary(rates)
-    figure.suptitle(
-        "Throughput with < 1 % late over the baseline's; language : vision requests\n"
-        + "layerweaver_plus: "
-        + ", ".join(f"{name.split()[0]} {ours[name]:.2f} (paper {paper:.2f})" for name, paper in PAPER.items())
-    )
-    figure.tight_layout()
-    figure.savefig(request.output / "layerweaver_fig4.png", dpi=110)
-    pyplot.close(figure)
+    save(figure, request.output / "layerweaver_fig4.png")

@@ -4,16 +4,17 @@ At the paper's rates, and at our accelerator's counterpart: the paper's ratio at
 Rates mean little across models of an accelerator: at the paper's own rates ours may idle, or drown.
 """
 
-import csv
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from benchmarks.papers.npu_study import QOS_US, Pair, Study
 from benchmarks.papers.simulated_npu import SCHEDULERS
 from gangway.workload.arrivals import Floats
 
+HEADER = ("setting", "rate_per_s", "scheduler", "model", "p50_ms", "p90_ms", "p99_ms", "late_percent",
+          "paper_late_percent")  # fmt: skip
 SHARE = 0.95
 MOST_QUERIES = 5000
 # Late requests in percent, (vision, language) as section 3.2 words it; None: it does not say.
@@ -38,14 +39,7 @@ def draw(request: FigureRequest) -> None:
     study = Study(queries=min(request.queries, MOST_QUERIES), seed=request.seed)
     settings = _settings(study)
     latencies: dict[tuple[str, str], tuple[Floats, Floats]] = {}
-    with (request.output / "layerweaver_fig5.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            (
-                *("setting", "rate_per_s", "scheduler", "model", "p50_ms", "p90_ms", "p99_ms", "late_percent"),
-                "paper_late_percent",
-            )
-        )
+    with Csv(request.output / "layerweaver_fig5.csv", HEADER) as file:
         for setting in settings:
             for scheduler in SCHEDULERS:
                 arrivals, latency_us = study.latencies(scheduler, setting.pair, setting.rate_per_s)
@@ -55,9 +49,7 @@ def draw(request: FigureRequest) -> None:
                     late = 100 * float((streams[index] > QOS_US[name]).mean())
                     paper = PAPER_LATE[scheduler][index] if "bert_base" in setting.pair.mix.names else None
                     tail = [f"{value / 1e3:.3f}" for value in np.percentile(streams[index], (50, 90, 99))]
-                    writer.writerow(
-                        (setting.name, f"{setting.rate_per_s:.0f}", scheduler, name, *tail, f"{late:.2f}", paper)
-                    )
+                    file.write(setting.name, f"{setting.rate_per_s:.0f}", scheduler, name, *tail, f"{late:.2f}", paper)
                     request.console.print(f"{setting.name}, {scheduler}: {late:.1f} % of {name} late", highlight=False)
     _plot(request, settings, latencies)
 
@@ -77,9 +69,8 @@ def _settings(study: Study) -> list[Setting]:
 def _plot(
     request: FigureRequest, settings: list[Setting], latencies: dict[tuple[str, str], tuple[Floats, Floats]]
 ) -> None:
-    from matplotlib import pyplot  # noqa: PLC0415 - optional, slow to import
-
-    figure, axes = pyplot.subplots(len(settings), 2, figsize=(10, 3 * len(settings)), squeeze=False)
+    title = "Latencies of two streams"
+    figure, axes = new_figure(title, columns=2, rows=len(settings), size=(10, 3 * len(settings)))
     for row, setting in zip(axes, settings, strict=True):
         for index, (axis, name) in enumerate(zip(row, setting.pair.mix.names, strict=True)):
             for scheduler in SCHEDULERS:
@@ -91,6 +82,4 @@ def _plot(
             axis.set_xlabel("latency, ms", fontsize=8)
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(request.output / "layerweaver_fig5.png", dpi=110)
-    pyplot.close(figure)
+    save(figure, request.output / "layerweaver_fig5.png")
