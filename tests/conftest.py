@@ -83,6 +83,12 @@ class CompiledZoo:
         """The model's ONNX file."""
         return self.repository / name / "1" / "model.onnx"
 
+    def link(self, repository: Path, name: str, model: str, config: str) -> None:
+        """Have a model in another repository, under another configuration."""
+        (repository / name).mkdir(parents=True)
+        (repository / name / "1").symlink_to(self.repository / model / "1")
+        (repository / name / "config.pbtxt").write_text(config)
+
     def linked_cache(self, folder: Path) -> Path:
         """Make of a folder a cache that holds the same; a test can have more in it."""
         for name in os.listdir(self.repository):

@@ -4,43 +4,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.compiler.target import detect, for_precision
 from gangway.executor.launch import available_cores
 from testing.gang_runner import GangRunner, LoadedModel
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
-node = helper.make_node
+
+
+# Image -> convolution, pooling -> dense over the whole image -> dense with a residual -> two outputs.
+NETWORK = """(float[N, 3, 10, 8] x) => (float[N, 300] y, float[N, 10] z) {
+    conv = Conv<pads=[1, 1, 1, 1]>(x, c)
+    pool = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(conv)
+    flat = Flatten(pool)
+    a = Gemm(flat, w, wb)
+    b = Relu(a)
+    d = Gemm(b, v, vb)
+    y = Add(d, b)
+    z = Gemm(y, u, ub)
+}"""
+WEIGHTS = {"c": (32, 3, 3, 3), "w": (32 * 5 * 4, 300), "v": (300, 300), "u": (300, 10)}
 
 
 def save_network(path: Path) -> Path:
-    """Image -> convolution, pooling -> dense over the whole image -> dense with a residual -> two outputs."""
-    random = np.random.default_rng(5)
-    sizes = {"c": (32, 3, 3, 3), "w": (32 * 5 * 4, 300), "v": (300, 300), "u": (300, 10)}
-    constants = {name: (random.standard_normal(size) * 0.1).astype(np.float32) for name, size in sizes.items()}
-    constants |= {f"{name}b": random.standard_normal(sizes[name][1]).astype(np.float32) for name in "wvu"}
-    nodes = [
-        node("Conv", ["x", "c"], ["conv"], pads=[1, 1, 1, 1]),
-        node("MaxPool", ["conv"], ["pool"], kernel_shape=[2, 2], strides=[2, 2]),
-        node("Flatten", ["pool"], ["flat"]),
-        node("Gemm", ["flat", "w", "wb"], ["a"]),
-        node("Relu", ["a"], ["b"]),
-        node("Gemm", ["b", "v", "vb"], ["d"]),
-        node("Add", ["d", "b"], ["y"]),
-        node("Gemm", ["y", "u", "ub"], ["z"]),
-    ]
-    kind = TensorProto.FLOAT
-    tensors = {"x": ["N", 3, 10, 8], "y": ["N", 300], "z": ["N", 10]}
-    x, *outputs = (helper.make_tensor_value_info(name, kind, shape) for name, shape in tensors.items())
-    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "dense", [x], outputs, initializers)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    biases = onnx_text.weights_of(6, {f"{name}b": WEIGHTS[name][1:] for name in "wvu"})
+    return onnx_text.write(path, NETWORK, **onnx_text.weights_of(5, WEIGHTS, 0.1), **biases)
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,18 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.compiler.place.costs import Passes, passes_of
 from gangway.executor.launch import available_cores
 from gangway.executor.leases import passes_for
 from testing.gang_runner import GangRunner
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
 
 MB = 1 << 20
 ROWS = (2, 3, 5, 8)
-node = helper.make_node
 
 
 @pytest.mark.parametrize(
@@ -37,29 +35,20 @@ def test_a_pass_has_the_rows_that_stay_in_the_cache() -> None:
     assert passes_of([MB // 8, MB // 16], [0, 0]) == Passes(2, 8)
 
 
-def save_network(path: Path) -> Path:
-    """Two convolutions of a large image -> pooling -> a dense layer with many weights."""
-    random = np.random.default_rng(6)
-    sizes = {"c": (16, 3, 3, 3), "d": (16, 16, 3, 3), "w": (16 * 16 * 16, 500)}
-    nodes = [
-        node("Conv", ["x", "c"], ["a"], pads=[1, 1, 1, 1]),
-        node("Relu", ["a"], ["b"]),
-        node("Conv", ["b", "d"], ["e"], pads=[1, 1, 1, 1]),
-        node("MaxPool", ["e"], ["f"], kernel_shape=[10, 10], strides=[10, 10]),
-        node("Flatten", ["f"], ["g"]),
-        node("MatMul", ["g", "w"], ["y"]),
-    ]
-    numbers = {name: (random.standard_normal(size) * 0.1).astype(np.float32) for name, size in sizes.items()}
-    constants = [numpy_helper.from_array(value, name) for name, value in numbers.items()]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 160, 160])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 500])
-    graph = helper.make_graph(nodes, "passes", [x], [y], constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+# Two convolutions of a large image -> pooling -> a dense layer with many weights.
+NETWORK = """(float[N, 3, 160, 160] x) => (float[N, 500] y) {
+    a = Conv<pads=[1, 1, 1, 1]>(x, c)
+    b = Relu(a)
+    e = Conv<pads=[1, 1, 1, 1]>(b, d)
+    f = MaxPool<kernel_shape=[10, 10], strides=[10, 10]>(e)
+    g = Flatten(f)
+    y = MatMul(g, w)
+}"""
+WEIGHTS = {"c": (16, 3, 3, 3), "d": (16, 16, 3, 3), "w": (16 * 16 * 16, 500)}
 
 
 def test_answers_match_onnxruntime(tmp_path: Path, compile_kept: CompileKept) -> None:
-    network = save_network(tmp_path / "model.onnx")
+    network = onnx_text.write(tmp_path / "model.onnx", NETWORK, **onnx_text.weights_of(6, WEIGHTS, 0.1))
     folder = compile_kept(network, "passes", tmp_path).folder
     session = onnxruntime.InferenceSession(str(network))
     random = np.random.default_rng(7)

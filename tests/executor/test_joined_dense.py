@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.format import Manifest, plan_staging
 from gangway.executor.launch import available_cores
@@ -19,6 +17,7 @@ from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor
 from tests.conftest import CompileKept
 from tests.executor.test_dense_batches import save_network
+from tests.helpers import onnx_text
 from tests.helpers.onnx_networks import Array
 
 ROWS = 13
@@ -69,25 +68,19 @@ class Runner:
         return [np.concatenate(rows) for rows in zip(*ends, strict=True)]
 
 
+# Dense -> dense with a residual; both results are outputs, and vectors have whole registers.
+DENSE = """(float[N, 3, 10, 8] x) => (float[N, 320] y, float[N, 320] z) {
+    flat = Flatten(x)
+    a = Gemm(flat, w, wb)
+    y = Relu(a)
+    b = Gemm(y, v, vb)
+    z = Add(b, y)
+}"""
+WEIGHTS = {"w": (240, 320), "v": (320, 320), "wb": (320,), "vb": (320,)}
+
+
 def save_dense(path: Path) -> Path:
-    """Dense -> dense with a residual; both results are outputs, and vectors have whole registers."""
-    random = np.random.default_rng(7)
-    constants = {"w": random.standard_normal((240, 320)), "v": random.standard_normal((320, 320))}
-    constants |= {"wb": random.standard_normal(320), "vb": random.standard_normal(320)}
-    nodes = [
-        helper.make_node("Flatten", ["x"], ["flat"]),
-        helper.make_node("Gemm", ["flat", "w", "wb"], ["a"]),
-        helper.make_node("Relu", ["a"], ["y"]),
-        helper.make_node("Gemm", ["y", "v", "vb"], ["b"]),
-        helper.make_node("Add", ["b", "y"], ["z"]),
-    ]
-    kind = TensorProto.FLOAT
-    tensors = {"x": ["N", 3, 10, 8], "y": ["N", 320], "z": ["N", 320]}
-    x, *outputs = (helper.make_tensor_value_info(name, kind, shape) for name, shape in tensors.items())
-    initializers = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "dense", [x], outputs, initializers)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return onnx_text.write(path, DENSE, **onnx_text.weights_of(7, WEIGHTS))
 
 
 @pytest.fixture(scope="module", params=[save_network, save_dense])

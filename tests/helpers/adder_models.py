@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
 
 from testing.live_server import LiveServer
 from testing.waiting import until
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
 
 TIMEOUT_S = 60  # a job that gives way to everybody may take long
 COMPILED = (1, 2, 3)  # numbers that are in the cache
@@ -19,10 +18,8 @@ COMPILED = (1, 2, 3)  # numbers that are in the cache
 
 def adder(number: float) -> bytes:
     """y = x + number, four columns."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
-    number_tensor = numpy_helper.from_array(np.full((1, 4), number, np.float32), "number")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "number"], ["y"])], "adder", [x], [y], [number_tensor])
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    graph = "(float[N, 4] x) => (float[N, 4] y) { y = Add(x, number) }"
+    model = onnx_text.model_of(graph, number=np.full((1, 4), number, np.float32))
     return bytes(model.SerializeToString())
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.zoo import write_model
+from tests.helpers import onnx_text
 from tests.helpers.served import Served
 
 TIMEOUT_S = 60
@@ -35,22 +34,12 @@ def oldest(candidates: int) -> str:
     return f"oldest {{ max_candidate_sequences: {candidates} }}"
 
 
-def save_spelled(path: Path) -> Path:
-    """INPUT STRING, SUM_IN -> OUTPUT = SUM_OUT = their sum. What is no number makes a request fail."""
-    info, node, integers = helper.make_tensor_value_info, helper.make_node, TensorProto.INT32
-    graph = helper.make_graph(
-        [
-            node("Cast", ["INPUT"], ["number"], to=integers),
-            node("Add", ["number", "SUM_IN"], ["OUTPUT"]),
-            node("Add", ["SUM_IN", "number"], ["SUM_OUT"]),
-        ],
-        "spelled",
-        [info("INPUT", TensorProto.STRING, ["N", 1]), info("SUM_IN", integers, ["N", 1])],
-        [info(name, integers, ["N", 1]) for name in ("OUTPUT", "SUM_OUT")],
-    )
-    path.parent.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+# What is no number makes a request fail.
+SPELLED = """(string[N, 1] INPUT, int32[N, 1] SUM_IN) => (int32[N, 1] OUTPUT, int32[N, 1] SUM_OUT) {
+    number = Cast<to=6>(INPUT)
+    OUTPUT = Add(number, SUM_IN)
+    SUM_OUT = Add(SUM_IN, number)
+}"""
 
 
 def save(repository: Path, cache_dir: Path, compiled: dict[str, str], spelled: dict[str, str]) -> None:
@@ -58,13 +47,9 @@ def save(repository: Path, cache_dir: Path, compiled: dict[str, str], spelled: d
     with tempfile.TemporaryDirectory() as folder:
         accumulator = (write_model(Path(folder), "accumulator") / "1" / "model.onnx").read_bytes()
     for name, config in (compiled | spelled).items():
-        path = repository / name / "1" / "model.onnx"
+        path = onnx_text.save(repository, name, SPELLED, config)
         if name in compiled:
-            path.parent.mkdir(parents=True)
             path.write_bytes(accumulator)
-        else:
-            save_spelled(path)
-        (repository / name / "config.pbtxt").write_text(config)
         compile_model(path, name, Cache(cache_dir), detect(), lambda *_: None)
 
 

@@ -7,9 +7,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
@@ -18,6 +20,7 @@ from gangway.clients.inputs import outputs_of
 from testing.live_server import LiveServer, live_server
 from testing.processes import command_of, descendants_of
 from testing.waiting import until
+from tests.helpers.scraped_metrics import Scrape, Scraped
 from tests.helpers.ways import WAYS, Array, request_of
 
 TIMEOUT_S = 60
@@ -30,6 +33,11 @@ class Served:
     server: LiveServer
     client: triton.InferenceServerClient
     repository: Path
+
+    @cached_property
+    def channel(self) -> grpc.Channel:
+        """For messages as they are."""
+        return grpc.insecure_channel(self.server.url)
 
     def infer(self, name: str, timeout_s: float = TIMEOUT_S, **feeds: Array) -> dict[str, Array]:
         """The outputs of a request."""
@@ -75,6 +83,15 @@ class Served:
         """A parameter of a model's configuration, such as what executes it, gangway_engine."""
         return str(self.client.get_model_config(name).config.parameters[key].string_value)
 
+    def scrape(self) -> Scrape:
+        """All metrics."""
+        return Scraped(self.server).scrape()
+
+    def await_rest(self) -> None:
+        """Return when no request has a slot, memory or a core."""
+        until(lambda: not self.server.busy_slots())
+        until(lambda: not any(map(self.scrape(), ("gangway_heap_used_bytes", "gangway_cores_busy"))))
+
     def kill(self, role: str) -> int:
         """Kill the first process of a role, as of LiveServer.pids; return its number."""
         pid = self.server.pids()[role][0]
@@ -97,7 +114,10 @@ def serving(repository: Path, *flags: str, kind: Callable[..., S] = Served, **op
             live_server(repository, [*own, *flags], **options) as server,
             triton.InferenceServerClient(server.url) as client,
         ):
-            yield kind(server, client, repository)
+            served = kind(server, client, repository)
+            yield served
+            if "channel" in vars(served):
+                served.channel.close()
         assert server.process.returncode == 0
 
 

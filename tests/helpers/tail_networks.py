@@ -1,63 +1,46 @@
 """Small ONNX networks that are compiled up to outputs whose sizes depend on data."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from tests.helpers import onnx_text
 from tests.helpers.island_networks import loop
 from tests.helpers.onnx_networks import Array
 
-node = helper.make_node
 NAMES = np.array(["cat", "dog", "Überhund", "", "bird"], object)
-ML = "ai.onnx.ml"
-FLOAT, WHOLE, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
-Tensors = dict[str, tuple[int, list[int | str] | None]]
+FILE = "model.onnx"
 
 
 def _floats(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def _save(folder: Path, nodes: list[Any], inputs: Tensors, outputs: Tensors, constants: dict[str, Array]) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "tail",
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in outputs.items()],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "model.onnx"
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ML, 2)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
-
-
 def detector(folder: Path, rows: int | str = 1) -> Path:
     """Boxes and scores of two classes at 64 places; those that are left of them, and all scores."""
-    nodes = [
-        node("Conv", ["image", "first"], ["c"], pads=[1] * 4, strides=[2, 2]),
-        node("Relu", ["c"], ["r"]),
-        node("Conv", ["r", "second"], ["d"], pads=[1] * 4, strides=[2, 2]),
-        node("Relu", ["d"], ["features"]),
-        node("Conv", ["features", "corners"], ["e"]),
-        node("Reshape", ["e", "four"], ["f"]),
-        node("Transpose", ["f"], ["g"], perm=[0, 2, 1]),
-        node("Sigmoid", ["g"], ["places"]),
-        node("Conv", ["features", "kinds"], ["h"]),
-        node("Reshape", ["h", "two"], ["i"]),
-        node("Sigmoid", ["i"], ["all_scores"]),
-        node("NonMaxSuppression", ["places", "all_scores", "most", "overlap", "least"], ["kept"]),
-        node("Gather", ["kept", "place"], ["which"], axis=1),
-        node("GatherND", ["all_scores", "kept"], ["scores"]),
-        node("Gather", ["kept", "kind"], ["classes"], axis=1),
-        node("Squeeze", ["which", "kind"], ["index"]),
-        node("Gather", ["places", "index"], ["picked"], axis=1),
-        node("Squeeze", ["picked", "zero"], ["boxes"]),
-    ]
+    graph = f"""(float[{rows}, 3, 32, 32] image)
+    => (float[n, 4] boxes, float[n] scores, int64[n, 1] classes, float[{rows}, 2, 64] all_scores) {{
+        c = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(image, first)
+        r = Relu(c)
+        d = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(r, second)
+        features = Relu(d)
+        e = Conv(features, corners)
+        f = Reshape(e, four)
+        g = Transpose<perm=[0, 2, 1]>(f)
+        places = Sigmoid(g)
+        h = Conv(features, kinds)
+        i = Reshape(h, two)
+        all_scores = Sigmoid(i)
+        kept = NonMaxSuppression(places, all_scores, most, overlap, least)
+        which = Gather<axis=1>(kept, place)
+        scores = GatherND(all_scores, kept)
+        classes = Gather<axis=1>(kept, kind)
+        index = Squeeze(which, kind)
+        picked = Gather<axis=1>(places, index)
+        boxes = Squeeze(picked, zero)
+    }}"""
     weights = {
         "first": _floats(16, 3, 3, 3) / 2,
         "second": _floats(32, 16, 3, 3) / 6,
@@ -66,28 +49,21 @@ def detector(folder: Path, rows: int | str = 1) -> Path:
     }
     numbers = {"four": [0, 4, -1], "two": [0, 2, -1], "most": [20], "place": [2], "kind": [1], "zero": [0]}
     limits = {"overlap": np.array([0.5], np.float32), "least": np.array([0.7], np.float32)}
-    constants = {**weights, **{name: np.array(value) for name, value in numbers.items()}, **limits}
-    outputs: Tensors = {
-        "boxes": (FLOAT, ["n", 4]),
-        "scores": (FLOAT, ["n"]),
-        "classes": (WHOLE, ["n", 1]),
-        "all_scores": (FLOAT, [rows, 2, 64]),
-    }
-    return _save(folder, nodes, {"image": (FLOAT, [rows, 3, 32, 32])}, outputs, constants)
+    return onnx_text.write(folder / FILE, graph, **weights, **{k: np.array(v) for k, v in numbers.items()}, **limits)
 
 
 def numbered(folder: Path) -> Path:
     """Boxes of several images, each with the number of its image; an image of zeros has one."""
-    nodes = [
-        node("Conv", ["image", "corners", "wide"], ["e"], strides=[4, 4]),
-        node("Reshape", ["e", "four"], ["f"]),
-        node("Transpose", ["f"], ["g"], perm=[0, 2, 1]),
-        node("Sigmoid", ["g"], ["places"]),
-        node("Conv", ["image", "kinds"], ["h"], strides=[4, 4]),
-        node("Reshape", ["h", "one"], ["i"]),
-        node("Sigmoid", ["i"], ["scores"]),
-        node("NonMaxSuppression", ["places", "scores", "most", "overlap", "least"], ["kept"]),
-    ]
+    graph = """(float[N, 3, 32, 32] image) => (int64[n, 3] kept) {
+        e = Conv<strides=[4, 4]>(image, corners, wide)
+        f = Reshape(e, four)
+        g = Transpose<perm=[0, 2, 1]>(f)
+        places = Sigmoid(g)
+        h = Conv<strides=[4, 4]>(image, kinds)
+        i = Reshape(h, one)
+        scores = Sigmoid(i)
+        kept = NonMaxSuppression(places, scores, most, overlap, least)
+    }"""
     constants = {
         "corners": _floats(4, 3, 4, 4) / 2,
         "kinds": _floats(1, 3, 4, 4) / 2,
@@ -98,7 +74,7 @@ def numbered(folder: Path) -> Path:
         "overlap": np.array([0.5], np.float32),
         "least": np.array([0.4], np.float32),
     }
-    return _save(folder, nodes, {"image": (FLOAT, ["N", 3, 32, 32])}, {"kept": (WHOLE, ["n", 3])}, constants)
+    return onnx_text.write(folder / FILE, graph, **constants)
 
 
 def image(seed: int) -> Array:
@@ -108,94 +84,89 @@ def image(seed: int) -> Array:
 
 def places(folder: Path) -> Path:
     """Where numbers are not zero: many of an image, and of what as many products give as the request says."""
-    nodes = [
-        node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
-        node("Relu", ["c"], ["r"]),
-        node("NonZero", ["r"], ["y"]),
-        loop("count", "eye", "looped"),
-        node("NonZero", ["looped"], ["z"]),
-    ]
-    constants = {"w": _floats(8, 3, 3, 3), "eye": np.eye(32, dtype=np.float32)}
-    inputs: Tensors = {"x": (FLOAT, [1, 3, 32, 32]), "count": (WHOLE, [1])}
-    return _save(folder, nodes, inputs, {"y": (WHOLE, None), "z": (WHOLE, None)}, constants)
+    graph = """(float[1, 3, 32, 32] x, int64[1] count) => (int64[] y, int64[] z) {
+        c = Conv<pads=[1, 1, 1, 1]>(x, w)
+        r = Relu(c)
+        y = NonZero(r)
+        z = NonZero(looped)
+    }"""
+    model = onnx_text.model_of(graph, w=_floats(8, 3, 3, 3), eye=np.eye(32, dtype=np.float32))
+    model.graph.node.insert(3, loop("count", "eye", "looped"))
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / FILE)
+    return folder / FILE
 
 
 def first(folder: Path) -> Path:
     """The places of numbers above zero, and the first one, which there must be."""
-    nodes = [
-        node("Conv", ["x", "w"], ["c"]),
-        node("Relu", ["c"], ["r"]),
-        node("NonZero", ["r"], ["y"]),
-        node("Gather", ["y", "zero"], ["z"], axis=1),
-    ]
-    outputs: Tensors = {"y": (WHOLE, None), "z": (WHOLE, None)}
-    constants = {"w": _floats(8, 3, 3, 3), "zero": np.array(0)}
-    return _save(folder, nodes, {"x": (FLOAT, [1, 3, 6, 6])}, outputs, constants)
+    graph = """(float[1, 3, 6, 6] x) => (int64[] y, int64[] z) {
+        c = Conv(x, w)
+        r = Relu(c)
+        y = NonZero(r)
+        z = Gather<axis=1>(y, zero)
+    }"""
+    return onnx_text.write(folder / FILE, graph, w=_floats(8, 3, 3, 3), zero=np.array(0))
 
 
 def labels(folder: Path) -> Path:
     """A text for each row, and the scores that it was chosen by."""
-    nodes = [
-        node("Conv", ["x", "w"], ["c"]),
-        node("Relu", ["c"], ["r"]),
-        node("GlobalAveragePool", ["r"], ["p"]),
-        node("Flatten", ["p"], ["f"]),
-        node("Gemm", ["f", "v"], ["scores"]),
-        node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
-        node("Gather", ["names", "best"], ["label"]),
-    ]
-    outputs: Tensors = {"label": (STRING, ["N"]), "scores": (FLOAT, ["N", 5])}
-    constants = {"w": _floats(8, 3, 3, 3), "v": _floats(8, 5), "names": NAMES}
-    return _save(folder, nodes, {"x": (FLOAT, ["N", 3, 6, 6])}, outputs, constants)
+    graph = """(float[N, 3, 6, 6] x) => (string[N] label, float[N, 5] scores) {
+        c = Conv(x, w)
+        r = Relu(c)
+        p = GlobalAveragePool(r)
+        f = Flatten(p)
+        scores = Gemm(f, v)
+        best = ArgMax<axis=1, keepdims=0>(scores)
+        label = Gather(names, best)
+    }"""
+    return onnx_text.write(folder / FILE, graph, w=_floats(8, 3, 3, 3), v=_floats(8, 5), names=NAMES)
 
 
 def classifier(folder: Path) -> Path:
     """What converters from scikit-learn write for a pipeline whose classes are words."""
-    texts = NAMES.tolist()
-    weights = {"coefficients": _floats(5, 4).ravel().tolist(), "intercepts": _floats(5).tolist()}
-    nodes = [
-        node("LinearClassifier", ["x"], ["label", "raw"], domain=ML, classlabels_strings=texts, **weights),
-        node("Normalizer", ["raw"], ["scores"], domain=ML, norm="L1"),
-        node("ZipMap", ["scores"], ["chances"], domain=ML, classlabels_strings=texts),
-    ]
-    path = _save(folder, nodes, {"x": (FLOAT, ["N", 4])}, {"label": (STRING, ["N"])}, {})
-    model = onnx.load(path)
-    number = helper.make_tensor_type_proto(FLOAT, [])
-    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(STRING, number))
+    words, coefficients, intercepts = (
+        str(each).replace("'", '"') for each in (NAMES.tolist(), _floats(5, 4).ravel().tolist(), _floats(5).tolist())
+    )
+    graph = f"""(float[N, 4] x) => (string[N] label) {{
+        label, raw = ai.onnx.ml.LinearClassifier<
+            classlabels_strings={words}, coefficients={coefficients}, intercepts={intercepts}>(x)
+        scores = ai.onnx.ml.Normalizer<norm="L1">(raw)
+        chances = ai.onnx.ml.ZipMap<classlabels_strings={words}>(scores)
+    }}"""
+    model = onnx_text.model_of(graph)
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, number))
     model.graph.output.append(helper.make_value_info("chances", maps))
-    onnx.save(model, path)
-    return path
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / FILE)
+    return folder / FILE
 
 
 def extracted(folder: Path) -> Path:
     """The same as converters from scikit-learn write it, and each row's best two classes by another encoder."""
-    nodes = [
-        node("Gemm", ["x", "v"], ["scores"]),
-        node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
-        node("ArrayFeatureExtractor", ["names", "best"], ["picked"], domain=ML),
-        node("Reshape", ["picked", "line"], ["label"]),
-        node("TopK", ["scores", "two"], ["_", "kinds"]),
-        node("LabelEncoder", ["kinds"], ["tops"], domain=ML, keys_int64s=[0, 1, 3], values_strings=["a", "b", "ü"]),
-    ]
-    outputs: Tensors = {"label": (STRING, ["N"]), "tops": (STRING, ["N", 2])}
+    graph = """(float[N, 8] x) => (string[N] label, string[N, 2] tops) {
+        scores = Gemm(x, v)
+        best = ArgMax<axis=1, keepdims=0>(scores)
+        picked = ai.onnx.ml.ArrayFeatureExtractor(names, best)
+        label = Reshape(picked, line)
+        _, kinds = TopK(scores, two)
+        tops = ai.onnx.ml.LabelEncoder<keys_int64s=[0, 1, 3], values_strings=["a", "b", "ü"]>(kinds)
+    }"""
     constants = {"v": _floats(8, 5), "names": NAMES, "line": np.array([-1]), "two": np.array([2])}
-    return _save(folder, nodes, {"x": (FLOAT, ["N", 8])}, outputs, constants)
+    return onnx_text.write(folder / FILE, graph, **constants)
 
 
 def accumulator(folder: Path) -> Path:
     """Adds up twice what a sequence sends, and says where the sum is not zero."""
-    nodes = [
-        node("MatMul", ["x", "double"], ["d"]),
-        node("Add", ["before", "d"], ["after"]),
-        node("NonZero", ["after"], ["y"]),
-    ]
-    inputs: Tensors = {"x": (FLOAT, [1, 4]), "before": (FLOAT, [1, 4])}
-    outputs: Tensors = {"y": (WHOLE, None), "after": (FLOAT, [1, 4])}
-    return _save(folder, nodes, inputs, outputs, {"double": 2 * np.eye(4, dtype=np.float32)})
+    graph = """(float[1, 4] x, float[1, 4] before) => (int64[] y, float[1, 4] after) {
+        d = MatMul(x, double)
+        after = Add(before, d)
+        y = NonZero(after)
+    }"""
+    return onnx_text.write(folder / FILE, graph, double=2 * np.eye(4, dtype=np.float32))
 
 
 def sums(folder: Path) -> Path:
     """A sum for each box."""
-    outputs: Tensors = {"y": (FLOAT, ["n"])}
-    nodes = [node("ReduceSum", ["x", "one"], ["y"], keepdims=0)]
-    return _save(folder, nodes, {"x": (FLOAT, ["n", 4])}, outputs, {"one": np.array([1])})
+    graph = "(float[n, 4] x) => (float[n] y) { y = ReduceSum<keepdims=0>(x, one) }"
+    return onnx_text.write(folder / FILE, graph, one=np.array([1]))

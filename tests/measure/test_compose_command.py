@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.base.json_codec import decode, encode
 from gangway.measure import compose_command
@@ -25,26 +22,18 @@ from gangway.scheduler.stages.schedule_file import (
 )
 from testing.waiting import until
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
 
 TENSORS = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 16, 12, 12 ] } ]'
 
 
 def write_model(repository: Path, name: str, channels: int) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    weights = np.random.default_rng(channels).standard_normal((channels, 16, 3, 3), np.float32) / 8
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
-            helper.make_node("MaxPool", ["a"], ["b"], kernel_shape=[2, 2], strides=[2, 2]),
-            helper.make_node("Softmax", ["b"], ["y"], axis=1),
-        ],
-        name,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, 12, 12])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", channels, 6, 6])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, repository / name / "1" / "model.onnx")
+    graph = f"""(float[N, 16, 12, 12] x) => (float[N, {channels}, 6, 6] y) {{
+        a = Conv<pads=[1, 1, 1, 1]>(x, w)
+        b = MaxPool<kernel_shape=[2, 2], strides=[2, 2]>(a)
+        y = Softmax<axis=1>(b)
+    }}"""
+    onnx_text.save(repository, name, graph, **onnx_text.weights_of(channels, {"w": (channels, 16, 3, 3)}, 1 / 8))
 
 
 def write_ensemble(repository: Path, name: str, *steps: tuple[str, str, str]) -> Path:

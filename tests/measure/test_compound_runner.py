@@ -6,16 +6,15 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.executor.launch import available_cores
 from gangway.measure.compound_runner import CompoundRunner, CompoundTimes
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.stages.ir import Schedule, StreamSegment, parallel, schedule, sequential
 from tests.conftest import CompileKept
+from tests.helpers import onnx_text
 
 LAYERS = (2, 5, 3)  # of the models
 
@@ -43,27 +42,12 @@ class Running:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def write_model(path: Path, convolutions: int, channels: int) -> Path:
+def write_model(path: Path, count: int, channels: int) -> Path:
     """A chain of convolutions of 3 x 3, each with a Relu, on images of 20 x 20."""
-    random = np.random.default_rng(channels)
-    nodes, weights, x = [], [], "x"
-    for index in range(convolutions):
-        shape = (channels, 3 if index == 0 else channels, 3, 3)
-        values = random.standard_normal(shape, np.float32) / 8
-        weights.append(numpy_helper.from_array(values, f"w{index}"))
-        y = "y" if index == convolutions - 1 else f"y{index}"
-        nodes.append(helper.make_node("Conv", [x, f"w{index}"], [f"c{index}"], pads=[1, 1, 1, 1]))
-        nodes.append(helper.make_node("Relu", [f"c{index}"], [y]))
-        x = y
-    graph = helper.make_graph(
-        nodes,
-        path.stem,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 20, 20])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", channels, 20, 20])],
-        weights,
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    nodes = onnx_text.convolutions(count)
+    graph = f"(float[N, 3, 20, 20] x) => (float[N, {channels}, 20, 20] t) {{ {nodes} }}"
+    shapes = {f"w{number}": (channels, channels if number else 3, 3, 3) for number in range(count)}
+    return onnx_text.write(path, graph, **onnx_text.weights_of(channels, shapes, 1 / 8))
 
 
 @pytest.fixture(scope="module")

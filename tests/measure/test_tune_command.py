@@ -5,16 +5,13 @@ import logging
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
@@ -26,6 +23,8 @@ from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores
 from gangway.measure import plan_command, profile_command, report_command, tune_command
 from gangway.measure.model_runner import ModelRunner
+from testing.waiting import until
+from tests.helpers import onnx_text
 from tests.helpers.small_cache import small_cache
 
 pytestmark = pytest.mark.long
@@ -52,24 +51,13 @@ class Tuned:
 
 
 def write_model(path: Path) -> Path:
-    random = np.random.default_rng(3)
-
-    def weights(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(random.standard_normal(shape, np.float32) / 8, name)
-
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["a"], ["b"]),
-            helper.make_node("Conv", ["b", "w1"], ["y"]),
-        ],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", 20])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 48, "H", 20])],
-        [weights("w0", 32, 16, 3, 3), weights("w1", 48, 32, 1, 1)],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    graph = """(float[N, 16, H, 20] x) => (float[N, 48, H, 20] y) {
+        a = Conv<pads=[1, 1, 1, 1]>(x, w0)
+        b = Relu(a)
+        y = Conv(b, w1)
+    }"""
+    shapes = {"w0": (32, 16, 3, 3), "w1": (48, 32, 1, 1)}
+    return onnx_text.write(path, graph, **onnx_text.weights_of(3, shapes, 1 / 8))
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +68,13 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     arguments += [DIMENSION, "--least-loss=0"]  # none is dropped
     process = subprocess.Popen([sys.executable, "-m", "gangway.server.cli", "tune", *arguments])
     children: set[psutil.Process] = set()
-    end = time.monotonic() + 60
-    while not (kept := list((cache_dir / "tunings").glob("*.samples"))):
-        assert process.poll() is None and time.monotonic() < end, "no sample has been kept"
+
+    def is_kept() -> bool:
         children.update(psutil.Process(process.pid).children(recursive=True))
-        time.sleep(0.005)
+        return process.poll() is not None or bool(list((cache_dir / "tunings").glob("*.samples")))
+
+    until(is_kept)
+    kept = list((cache_dir / "tunings").glob("*.samples"))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it had not come to its end"
     left = json.loads(kept[0].read_text())

@@ -1,13 +1,11 @@
 """Requests that a real server joins to batches: everybody gets his own rows, and they are counted as Triton counts."""
 
-import http.client
-import json
 import queue
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +13,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-import onnx
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
+from gangway.clients.inputs import outputs_of
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
@@ -30,11 +28,14 @@ from gangway.zoo import write_model
 from testing.live_server import LiveServer, live_server
 from testing.waiting import until
 from tests.conftest import CompiledZoo
+from tests.helpers import onnx_text
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.ensemble_configs import write as write_ensemble
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array
 from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.served import inputs_of
 from tests.helpers.stopped_workers import stopped_workers
+from tests.helpers.ways import by_json, request_of
 
 TIMEOUT_S = 60
 NEVER_US = 3_600_000_000  # who waits so long for company is not there when the tests end
@@ -69,25 +70,16 @@ class Served:
 
     def ask(self, model: str, feeds: dict[str, Array], **options: Any) -> pb.ModelInferResponse:
         """Infer over a connection of its own."""
-        inputs = []
-        for name, value in feeds.items():
-            inputs.append(triton.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype)))
-            inputs[-1].set_data_from_numpy(value)
         with triton.InferenceServerClient(self.server.url) as client:
-            answer: pb.ModelInferResponse = client.infer(
-                model, inputs, client_timeout=TIMEOUT_S, **options
-            ).get_response()
+            result = client.infer(model, inputs_of(feeds), client_timeout=TIMEOUT_S, **options)
+            answer: pb.ModelInferResponse = result.get_response()
             return answer
 
     def infer(self, model: str, x: Array, **options: Any) -> Array:
         return floats_of(self.ask(model, {"input": x}, **options), len(x))
 
-    def infer_http(self, model: str, x: Array) -> Array:
-        tensor = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
-        with closing(http.client.HTTPConnection(self.server.http_url, timeout=TIMEOUT_S)) as connection:
-            connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
-            (output,) = json.loads(connection.getresponse().read())["outputs"]
-            return np.array(output["data"], np.float32).reshape(output["shape"])
+    def infer_json(self, model: str, x: Array) -> Array:
+        return outputs_of(by_json(self.server, request_of(model, {"input": x})))["output"]
 
     def statistics(self, model: str) -> Any:
         with triton.InferenceServerClient(self.server.url) as client:
@@ -117,27 +109,18 @@ def since(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
 
 def fill(repository: Path, zoo: CompiledZoo, cache_dir: Path) -> Path:
     for name, config in CONFIGS.items():
-        (repository / name).mkdir(parents=True)
-        (repository / name / "1").symlink_to(zoo.repository / "mlp" / "1")
-        (repository / name / "config.pbtxt").write_text(f"max_batch_size: {MAX_ROWS} {config}")
+        zoo.link(repository, name, "mlp", f"max_batch_size: {MAX_ROWS} {config}")
     write_model(repository, "simple_identity").rename(repository / "strings")
     FOREIGN["gather"]().save(repository / "gather" / "1" / "model.onnx")
     SYMBOLIC["running_sum"]().save(repository / "running_sum" / "1" / "model.onnx")
-    tokens = onnx.parser.parse_graph(  # the zeros of a trial have no quotient, which is no reason not to serve it
-        "g (int64[N, 3] tokens) => (float[N, 3, 4] y, int64[N, 3] q)"
-        "{ y = Gather(table, tokens) q = Div(tokens, tokens) }"
-    )
-    tokens.initializer.append(onnx.numpy_helper.from_array(TABLE, "table"))
-    (repository / "tokens" / "1").mkdir(parents=True)
-    opset = onnx.helper.make_opsetid("", 17)
-    model = onnx.helper.make_model(tokens, opset_imports=[opset], ir_version=8)
-    onnx.save(model, repository / "tokens" / "1" / "model.onnx")
+    # The zeros of a trial have no quotient, which is no reason not to serve it.
+    nodes = "y = Gather(table, tokens) q = Div(tokens, tokens)"
+    tokens = f"(int64[N, 3] tokens) => (float[N, 3, 4] y, int64[N, 3] q) {{ {nodes} }}"
+    onnx_text.save(repository, "tokens", tokens, table=TABLE)
     for name, config in ({**WHOLE, "tokens": f"max_batch_size: {MAX_ROWS} {FOURS}"}).items():
         (repository / name / "config.pbtxt").write_text(config)
         compile_model(repository / name / "1" / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None)
-    (repository / "images").mkdir()
-    (repository / "images" / "1").symlink_to(zoo.repository / "mobilenetv2" / "1")
-    (repository / "images" / "config.pbtxt").write_text(f"max_batch_size: 4 {FOURS}")
+    zoo.link(repository, "images", "mobilenetv2", f"max_batch_size: 4 {FOURS}")
     write_ensemble(repository, "chain", CHAIN)
     return repository
 
@@ -171,7 +154,7 @@ def test_everybody_gets_his_own_rows(served: Served, pool: ThreadPoolExecutor, m
     expected = [served.infer("alone", x) for x in requests]
     before = served.counts(model)
     with stopped_workers(served.server):
-        ways: list[Callable[..., Array]] = [served.infer, served.infer_http]
+        ways: list[Callable[..., Array]] = [served.infer, served.infer_json]
         running = [pool.submit(ways[seed % 2], model, x) for seed, x in enumerate(requests)]
         until(lambda: served.server.busy_slots() == len(requests))
     for answer, own in zip(results(running), expected, strict=True):
@@ -452,7 +435,7 @@ def test_requests_to_several_front_ends_make_one_batch(
         before = served.counts("fours")
         for round_ in range(rounds):
             requests = [images(1, 4 * round_ + number) for number in range(4)]
-            answers = results([pool.submit(served.infer_http, "fours", x) for x in requests])
+            answers = results([pool.submit(served.infer_json, "fours", x) for x in requests])
             alone = served.infer("fours", np.concatenate(requests))
             np.testing.assert_allclose(np.concatenate(answers), alone, rtol=1e-5, atol=1e-6)
         assert since(served.counts("fours"), before) == (5 * rounds, 8 * rounds, 2 * rounds)

@@ -137,9 +137,7 @@ def links_of(pid: int) -> set[str]:
 def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("front_ends")
     for name, config in {"simple": "", "mobilenetv2": f"max_batch_size: {ROWS}"}.items():
-        (repository / name).mkdir()
-        (repository / name / "1").symlink_to(compiled_zoo.repository / name / "1")
-        (repository / name / "config.pbtxt").write_text(config)
+        compiled_zoo.link(repository, name, name, config)
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--front-ends=2"]
     flags += ["--model-control-mode=explicit", "--load-model=*"]
     with live_server(repository, flags) as server, ExitStack() as stack:

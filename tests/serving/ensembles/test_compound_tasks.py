@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.profile import whole_machine_id
@@ -27,7 +25,7 @@ from gangway.scheduler.stages.ir import StreamSegment
 from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from testing.live_server import live_server
 from testing.waiting import until
-from tests.helpers import ensemble_configs
+from tests.helpers import ensemble_configs, onnx_text
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped
 
@@ -45,22 +43,11 @@ URGENT_US = 30_000
 
 def write_model(repository: Path, name: str, depth: int) -> None:
     """Convolutions, one after the other, and a mean over the image."""
-    random = np.random.default_rng(len(name))
-    (repository / name / "1").mkdir(parents=True)
-    nodes, weights = [], []
-    for number in range(depth):
-        weight = random.standard_normal((CHANNELS, CHANNELS, 3, 3), np.float32) / (3 * CHANNELS**0.5)
-        weights.append(numpy_helper.from_array(weight, f"w{number}"))
-        source, target = f"t{number}" if number else "x", f"t{number + 1}"
-        nodes.append(helper.make_node("Conv", [source, f"w{number}"], [f"c{number}"], pads=[1, 1, 1, 1]))
-        nodes.append(helper.make_node("Relu", [f"c{number}"], [target]))
-    nodes.append(helper.make_node("GlobalAveragePool", [f"t{depth}"], ["y"]))
-    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
     size = SMALL if name == "small" else SIZE
-    shapes = info("x", kind, ["N", CHANNELS, size, size]), info("y", kind, ["N", CHANNELS, 1, 1])
-    graph = helper.make_graph(nodes, name, [shapes[0]], [shapes[1]], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, repository / name / "1" / "model.onnx")
+    nodes = f"{onnx_text.convolutions(depth)} y = GlobalAveragePool(t)"
+    graph = f"(float[N, {CHANNELS}, {size}, {size}] x) => (float[N, {CHANNELS}, 1, 1] y) {{ {nodes} }}"
+    shapes = {f"w{number}": (CHANNELS, CHANNELS, 3, 3) for number in range(depth)}
+    onnx_text.save(repository, name, graph, **onnx_text.weights_of(sum(name.encode()), shapes, 1 / (3 * CHANNELS**0.5)))
 
 
 @dataclass(frozen=True)

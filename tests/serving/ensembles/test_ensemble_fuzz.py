@@ -6,18 +6,15 @@ Nothing may be left of any of them.
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
@@ -27,14 +24,13 @@ from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from gangway.zoo.repository import write_ensemble
-from testing.live_server import LiveServer, live_server
 from testing.waiting import until
 from tests.conftest import CompiledZoo
-from tests.helpers import ensemble_configs
+from tests.helpers import ensemble_configs, onnx_text
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.mutated_requests import REFUSALS, TIMEOUT_S, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import Scraped
+from tests.helpers.served import Served, serving
 from tests.helpers.stopped_workers import stopped_workers
 
 Array = npt.NDArray[np.int32]
@@ -58,32 +54,15 @@ CONFIGS = {
 }
 
 
-def save_spelled(path: Path) -> Path:
-    """`simple` again, by way of strings: for onnxruntime, since strings are not compiled."""
-    sides = ("INPUT0", "INPUT1")
-    spelled = [helper.make_node("Cast", [side], [f"{side}.text"], to=TensorProto.STRING) for side in sides]
-    read = [helper.make_node("Cast", [f"{side}.text"], [f"{side}.back"], to=TensorProto.INT32) for side in sides]
-    results = [
-        helper.make_node(operator, [f"{side}.back" for side in sides], [output])
-        for operator, output in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
-    ]
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.INT32, ["N", 16]) for name in names]
-        for names in (sides, ("OUTPUT0", "OUTPUT1"))
-    )
-    graph = helper.make_graph([*spelled, *read, *results], "spelled", inputs, outputs)
-    path.parent.mkdir(parents=True)
-    (path.parents[1] / "config.pbtxt").write_text(f"max_batch_size: {BATCH}")
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
-
-
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-    channel: grpc.Channel
-    repository: Path
+# `simple` again, by way of strings: for onnxruntime, since strings are not compiled.
+SPELLED = """(int32[N, 16] INPUT0, int32[N, 16] INPUT1) => (int32[N, 16] OUTPUT0, int32[N, 16] OUTPUT1) {
+    text0 = Cast<to=8>(INPUT0)
+    text1 = Cast<to=8>(INPUT1)
+    back0 = Cast<to=6>(text0)
+    back1 = Cast<to=6>(text1)
+    OUTPUT0 = Add(back0, back1)
+    OUTPUT1 = Sub(back0, back1)
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -91,25 +70,19 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
     repository = tmp_path_factory.mktemp("models")
     cache_dir = compiled_zoo.cache_dir
     files = [write_model(repository, name) / "1" / "model.onnx" for name in ZOO]
-    for path in (*files, save_spelled(repository / "spelled" / "1" / "model.onnx")):
+    for path in (*files, onnx_text.save(repository, "spelled", SPELLED, f"max_batch_size: {BATCH}")):
         with (path.parents[1] / "config.pbtxt").open("a") as config:
             config.write("\ndynamic_batching { }\n")  # joined although nothing has been measured
         compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda *_: None)
     write_ensemble(repository, "simple_diamond")
     for name, config in CONFIGS.items():
         ensemble_configs.write(repository, name, config)
-    flags = [f"--cache-dir={cache_dir}", "--model-control-mode=explicit", "--load-model=*"]
-    with (
-        live_server(repository, flags) as server,
-        triton.InferenceServerClient(server.url) as client,
-        grpc.insecure_channel(server.url) as channel,
-    ):
-        pids = server.pids()
-        yield Served(server, client, channel, repository)
-        scraped = Scraped(server)
-        until(lambda: not server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
-        assert server.pids() == pids
-    assert server.process.returncode == 0
+    flags = (f"--cache-dir={cache_dir}", "--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, *flags) as served:
+        pids = served.server.pids()
+        yield served
+        served.await_rest()
+        assert served.server.pids() == pids
 
 
 def sum_and_difference(a: Array, b: Array) -> tuple[Array, Array]:

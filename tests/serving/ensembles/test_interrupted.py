@@ -11,25 +11,24 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo.repository import write_ensemble
-from testing.live_server import is_ready, live_server
+from testing.live_server import is_ready
 from testing.load import raw_channel
 from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import TIMEOUT_S, Scrape, Scraped
+from tests.helpers.scraped_metrics import TIMEOUT_S, Scrape
+from tests.helpers.served import Served, serving
 from tests.helpers.tiny_model import SERVED_LAYERS, TASKS, orders_of, save_served
 
 pytestmark = pytest.mark.long
@@ -48,18 +47,7 @@ LONG = config_of("INPUT0:INT32:16 INPUT1:INT32:16", f"counters:INT32:{COUNTERS} 
 MODELS = ("long", "slow", "simple", "simple_diamond")
 
 
-@dataclass(frozen=True)
-class Served(Scraped):
-    client: triton.InferenceServerClient
-
-    def statistics(self, model: str) -> Any:
-        return self.client.get_inference_statistics(model).model_stats[0]
-
-    def await_rest(self) -> None:
-        """Until no slot, memory or core is taken by any request."""
-        until(lambda: not self.server.busy_slots())
-        until(lambda: not any(self.scrape()(f"gangway_{name}") for name in ("heap_used_bytes", "cores_busy")))
-
+class Counted(Served):
     @contextmanager
     def changes(self) -> Iterator[Callable[[str, str], float]]:
         """Yields what tells how much a counter of a model has grown since; a failure by its reason."""
@@ -74,7 +62,7 @@ def count_of(scrape: Scrape, name: str, model: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Counted]:
     repository = tmp_path_factory.mktemp("models")
     cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
     save_served(repository, "slow", cache_dir)
@@ -82,9 +70,8 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
     write_ensemble(repository, "simple_diamond")
     ensemble_configs.write(repository, "long", LONG)
     flags = [f"--cache-dir={cache_dir}", "--metrics-interval-ms=1"]
-    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
-        yield Served(server, client)
-    assert server.process.returncode == 0
+    with serving(repository, *flags, kind=Counted) as served:
+        yield served
 
 
 def request_for(model: str, a: Any, b: Any, identity: str = "") -> pb.ModelInferRequest:
@@ -108,7 +95,7 @@ def assert_right(response: pb.ModelInferResponse) -> None:
     assert np.frombuffer(outputs["twice"], np.int32).tolist() == [2 * LONG_US * 1000] + [0] * 15
 
 
-def test_a_stream_of_ensembles_is_counted_as_single_requests_are(served: Served) -> None:
+def test_a_stream_of_ensembles_is_counted_as_single_requests_are(served: Counted) -> None:
     """Some without ids, whose answers come in their order; some that are refused."""
     random = np.random.default_rng(1)
     pairs = [random.integers(-99, 99, (2, 1 + number % 8, 16)) for number in range(STREAMED)]
@@ -142,7 +129,7 @@ def test_a_stream_of_ensembles_is_counted_as_single_requests_are(served: Served)
 class Unary:
     """A call of its own. Each of these three can be given up."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Counted) -> None:
         self._channel = grpc.insecure_channel(served.server.url)
         call = self._channel.unary_unary(SERVICE + "ModelInfer")
         self._future = call.future(long_request(ENDLESS_US).SerializeToString(), timeout=TIMEOUT_S)
@@ -155,7 +142,7 @@ class Unary:
 class Streamed:
     """A stream."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Counted) -> None:
         self._stream = RawStream(served.server.url)
         self._stream.send(long_request(ENDLESS_US))
 
@@ -166,7 +153,7 @@ class Streamed:
 class OverHttp:
     """A connection that is closed."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Counted) -> None:
         self._connection = http.client.HTTPConnection(served.server.http_url, timeout=TIMEOUT_S)
         request = long_request(ENDLESS_US)
         inputs = [
@@ -179,11 +166,11 @@ class OverHttp:
         self._connection.close()
 
 
-WAYS: Mapping[str, Callable[[Served], Any]] = {"unary": Unary, "stream": Streamed, "http": OverHttp}
+WAYS: Mapping[str, Callable[[Counted], Any]] = {"unary": Unary, "stream": Streamed, "http": OverHttp}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_given_up_in_the_middle_of_a_step(served: Served, way: str) -> None:
+def test_given_up_in_the_middle_of_a_step(served: Counted, way: str) -> None:
     """The step that runs ends at its next layer; those before have been counted, those after never begin."""
     with served.changes() as grown:
         request = WAYS[way](served)
@@ -195,7 +182,7 @@ def test_given_up_in_the_middle_of_a_step(served: Served, way: str) -> None:
         assert (grown("request_success", "simple"), grown("request_success", "long")) == (2, 0)
 
 
-def test_many_given_up_with_their_stream(served: Served) -> None:
+def test_many_given_up_with_their_stream(served: Counted) -> None:
     """Whatever step each of them has come to."""
     with served.changes() as grown, RawStream(served.server.url) as stream:
         for _ in range(MANY):
@@ -208,7 +195,7 @@ def test_many_given_up_with_their_stream(served: Served) -> None:
         assert (grown("request_success", "slow"), grown("request_success", "long")) == (0, 0)
 
 
-def test_the_call_s_deadline_in_the_middle_of_a_step(served: Served) -> None:
+def test_the_call_s_deadline_in_the_middle_of_a_step(served: Counted) -> None:
     with served.changes() as grown, grpc.insecure_channel(served.server.url) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer")
         with pytest.raises(grpc.RpcError) as caught:
@@ -220,7 +207,7 @@ def test_the_call_s_deadline_in_the_middle_of_a_step(served: Served) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "scheduler"])
-def test_a_kill_in_the_middle_of_a_step(served: Served, role: str) -> None:
+def test_a_kill_in_the_middle_of_a_step(served: Counted, role: str) -> None:
     """That step is executed again; those that have ended are not."""
     with served.changes() as grown, ThreadPoolExecutor(1) as pool, raw_channel(served.server.url) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
@@ -233,7 +220,7 @@ def test_a_kill_in_the_middle_of_a_step(served: Served, role: str) -> None:
     served.await_rest()
 
 
-def test_a_front_end_killed_in_the_middle_of_a_step(served: Served) -> None:
+def test_a_front_end_killed_in_the_middle_of_a_step(served: Counted) -> None:
     (front_end,) = served.server.pids()["front end"]
     with grpc.insecure_channel(served.server.url) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer")

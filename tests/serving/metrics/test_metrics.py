@@ -93,9 +93,7 @@ def served(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytes
     repository = tmp_path_factory.mktemp("metrics")
     save_served(repository, "slow", model_cache)
     for name, (model, config) in MODELS.items():
-        (repository / name).mkdir()
-        (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
-        (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
+        compiled_zoo.link(repository, name, model, config.replace("TEAM", json.dumps(TEAM)))
     flags = [f"--cache-dir={model_cache}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
     flags += ["--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576"]

@@ -132,9 +132,7 @@ def served(compiled_zoo: CompiledZoo, model_cache: Path, tmp_path_factory: pytes
     decisions = tmp_path_factory.mktemp("decisions") / "decisions.jsonl"
     save_served(repository, "heavy", model_cache, HEAVY)
     for name, (model, config) in MODELS.items():
-        (repository / name).mkdir()
-        (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
-        (repository / name / "config.pbtxt").write_text(config)
+        compiled_zoo.link(repository, name, model, config)
     flags = [f"--cache-dir={model_cache}", "--scheduler=edf", f"--trace-decisions={decisions}"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client, decisions)

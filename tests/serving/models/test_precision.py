@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.artifact.precision import BF16
@@ -20,6 +18,7 @@ from gangway.compiler.comparison.agreement import cosine
 from gangway.compiler.precision import NO_INSTRUCTIONS
 from gangway.compiler.target import detect, for_precision
 from testing.live_server import LiveServer, live_server
+from tests.helpers import onnx_text
 
 pytestmark = pytest.mark.long
 
@@ -42,24 +41,11 @@ WRONG = {
 
 def write(folder: Path, parameters: dict[str, str]) -> None:
     """Three convolutions that are worth it in bf16 by any instructions."""
-    random = np.random.default_rng(1)
-    nodes, weights, x = [], [], "x"
-    for number in range(3):
-        values = random.standard_normal((CHANNELS, CHANNELS, 1, 1)) / np.sqrt(CHANNELS)
-        weights.append(numpy_helper.from_array(values.astype(np.float32), f"w{number}"))
-        nodes += [
-            helper.make_node("Conv", [x, f"w{number}"], [f"c{number}"]),
-            helper.make_node("Relu", [f"c{number}"], [f"y{number}"]),
-        ]
-        x = f"y{number}"
     sides = ("height", "width") if "gangway_buckets" in parameters else (SIZE, SIZE)
-    shape: list[str | int | None] = ["N", CHANNELS, *sides]
-    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("x", x))
-    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
-    (folder / "1").mkdir(parents=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1" / "model.onnx"
-    )
+    shape = f"float[N, {CHANNELS}, {sides[0]}, {sides[1]}]"
+    graph = f"({shape} x) => ({shape} t) {{ {onnx_text.convolutions(3, pads=0)} }}"
+    shapes = {f"w{number}": (CHANNELS, CHANNELS, 1, 1) for number in range(3)}
+    onnx_text.save(folder.parent, folder.name, graph, **onnx_text.weights_of(1, shapes, CHANNELS**-0.5))
     text = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
     )
@@ -98,7 +84,7 @@ def client(server: LiveServer) -> triton.InferenceServerClient:
 def answer(client: triton.InferenceServerClient, name: str, x: Array) -> Array:
     given = triton.InferInput("x", list(x.shape), "FP32")
     given.set_data_from_numpy(x)
-    result: Array | None = client.infer(name, [given]).as_numpy("y2")
+    result: Array | None = client.infer(name, [given]).as_numpy("t")
     assert result is not None
     return result
 

@@ -64,9 +64,7 @@ def inputs(model: str) -> list[triton.InferInput]:
 def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("small")
     for name, (model, config) in MODELS.items():
-        (repository / name).mkdir()
-        (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
-        (repository / name / "config.pbtxt").write_text(config)
+        compiled_zoo.link(repository, name, model, config)
     with (
         live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server,
         triton.InferenceServerClient(server.url) as client,

@@ -7,13 +7,11 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import tritonclient.grpc as triton
 
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
@@ -21,12 +19,11 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
-from testing.live_server import LiveServer, live_server
 from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
-from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import TIMEOUT_S, config_of
+from tests.helpers.served import Served, serving
 from tests.helpers.stopped_workers import stopped_workers
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
@@ -39,19 +36,10 @@ CONTROLS = "simple_dyna_sequence"  # adds 1 at the start, the id at the end
 Answer = int | str  # a sum, or the status
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-    channel: grpc.Channel
-
+class Joined(Served):
     def send(self, request: pb.ModelInferRequest) -> Any:
-        call = self.channel.unary_unary(
-            SERVICE + "ModelInfer",
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelInferResponse.FromString,
-        )
-        return call.future(request, timeout=TIMEOUT_S)
+        call = self.channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
+        return call.future(request.SerializeToString(), timeout=TIMEOUT_S)
 
     def together(self, requests: Sequence[pb.ModelInferRequest]) -> list[Answer]:
         """Send as many requests as a batch needs; return what each is answered."""
@@ -60,11 +48,7 @@ class Served:
 
     def batches(self, model: str) -> Mapping[int, int]:
         """How many batches have been executed, by size."""
-        stats = self.client.get_inference_statistics(model).model_stats[0]
-        return {batch.batch_size: batch.compute_infer.count for batch in stats.batch_stats}
-
-    def executions(self, model: str) -> int:
-        return int(self.client.get_inference_statistics(model).model_stats[0].execution_count)
+        return {batch.batch_size: batch.compute_infer.count for batch in self.statistics(model).batch_stats}
 
 
 def answer_of(future: "Future[pb.ModelInferResponse]") -> Answer:
@@ -75,7 +59,7 @@ def answer_of(future: "Future[pb.ModelInferResponse]") -> Answer:
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
     repository = tmp_path_factory.mktemp("models")
     cache_dir = compiled_zoo.cache_dir
     sequence_models.save(repository, cache_dir, COMPILED, SPELLED)
@@ -83,18 +67,12 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
     joining = (controls / "config.pbtxt").read_text().replace(OLDEST, JOINING)
     (controls / "config.pbtxt").write_text(joining)
     compile_model(Path(controls, "1", "model.onnx"), CONTROLS, Cache(cache_dir), detect(), lambda *_: None)
-    flags = [f"--cache-dir={cache_dir}", "--model-control-mode=explicit", "--load-model=*"]
-    with (
-        live_server(repository, flags) as server,
-        triton.InferenceServerClient(server.url) as client,
-        grpc.insecure_channel(server.url) as channel,
-    ):
-        yield Served(server, client, channel)
+    flags = (f"--cache-dir={cache_dir}", "--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, *flags, kind=Joined) as served:
+        yield served
         for name in (*COMPILED, *SPELLED, CONTROLS):
-            client.unload_model(name)  # which ends its sequences
-        scraped = Scraped(server)
-        until(lambda: not server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
-    assert server.process.returncode == 0
+            served.client.unload_model(name)  # which ends its sequences
+        served.await_rest()
 
 
 def step(
@@ -106,7 +84,7 @@ def step(
 
 
 @pytest.mark.parametrize("model", ["sums", "words"])
-def test_every_sequence_has_its_own_state(served: Served, model: str) -> None:
+def test_every_sequence_has_its_own_state(served: Joined, model: str) -> None:
     before, steps = dict(served.batches(model)), 8
     sums = [0] * ROWS
     for number in range(steps):
@@ -119,18 +97,18 @@ def test_every_sequence_has_its_own_state(served: Served, model: str) -> None:
     }
 
 
-def test_every_sequence_has_its_own_controls(served: Served) -> None:
+def test_every_sequence_has_its_own_controls(served: Joined) -> None:
     """One begins, one ends, one does both and one neither, all in one batch."""
     begin = step(CONTROLS, 100, range(ROWS), start=True)
     assert served.together(begin) == [1, 2, 3, 4]
-    before = served.executions(CONTROLS)
+    before = served.statistics(CONTROLS).execution_count
     flags = [(True, False), (False, True), (True, True), (False, False)]
     requests = [request_of(CONTROLS, 100 + place, 10, *flag) for place, flag in enumerate(flags)]
     assert served.together(requests) == [11, 10 + 101, 11 + 102, 10]
-    assert served.executions(CONTROLS) == before + 1
+    assert served.statistics(CONTROLS).execution_count == before + 1
 
 
-def test_a_request_that_fails_takes_no_other_with_it(served: Served) -> None:
+def test_a_request_that_fails_takes_no_other_with_it(served: Joined) -> None:
     """What is no number changes nothing, in its sequence or in others."""
     assert served.together(step("words", 200, [1, 2, 3, 4], start=True)) == [1, 2, 3, 4]
     assert served.together(step("words", 200, [10, "no number", 10, 10])) == [11, "INTERNAL", 13, 14]
@@ -138,7 +116,7 @@ def test_a_request_that_fails_takes_no_other_with_it(served: Served) -> None:
 
 
 @pytest.mark.parametrize("model", ["sums", "words"])
-def test_a_client_that_goes_takes_no_other_with_it(served: Served, model: str) -> None:
+def test_a_client_that_goes_takes_no_other_with_it(served: Joined, model: str) -> None:
     """Its own request may be executed or not, for it has begun; the sequence goes on."""
     first = 300 if model == "sums" else 400
     assert served.together(step(model, first, [1, 2, 3, 4], start=True)) == [1, 2, 3, 4]
@@ -155,7 +133,7 @@ def test_a_client_that_goes_takes_no_other_with_it(served: Served, model: str) -
 @pytest.mark.parametrize("role", ["worker", "scheduler"])
 @pytest.mark.parametrize("model", ["sums", "words"])
 def test_what_a_killed_process_had_is_executed_again_from_the_same_states(
-    served: Served, model: str, role: str
+    served: Joined, model: str, role: str
 ) -> None:
     first = 500 + 100 * ["worker", "scheduler"].index(role)
     assert served.together(step(model, first, [1, 2, 3, 4], start=True)) == [1, 2, 3, 4]

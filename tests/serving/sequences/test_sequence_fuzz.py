@@ -6,7 +6,9 @@ A sequence may begin anew before it has ended, a request may fail in the middle,
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
 
 import grpc
 import pytest
@@ -18,14 +20,12 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
-from testing.live_server import LiveServer, live_server
-from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.mutated_requests import REFUSALS, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import MODULES, TIMEOUT_S, config_of, number, oldest, run_stream, run_unary, total_of
+from tests.helpers.served import Served, serving
 
 PROGRAMS = settings(max_examples=40, deadline=None)
 SIDE_BY_SIDE = settings(max_examples=12, deadline=None)
@@ -38,34 +38,29 @@ FAILED = "the execution of model"
 INVALID, INTERNAL = "INVALID_ARGUMENT", "INTERNAL"
 
 
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
-    client: triton.InferenceServerClient
-    http_client: triton_http.InferenceServerClient
-    channel: grpc.Channel
-    runs: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))  # each has ids of its own
+class Fuzzed(Served):
+    @cached_property
+    def runs(self) -> "itertools.count[int]":
+        """Each has ids of its own."""
+        return itertools.count(1)
+
+    @cached_property
+    def http_client(self) -> triton_http.InferenceServerClient:
+        return triton_http.InferenceServerClient(self.server.http_url)
 
 
 @pytest.fixture(scope="module")
-def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
     repository = tmp_path_factory.mktemp("models")
     sequence_models.save(repository, compiled_zoo.cache_dir, COMPILED, SPELLED)
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit", "--load-model=*"]
-    with (
-        live_server(repository, flags) as server,
-        triton.InferenceServerClient(server.url) as client,
-        triton_http.InferenceServerClient(server.http_url) as http_client,
-        grpc.insecure_channel(server.url) as channel,
-    ):
-        pids = server.pids()
-        yield Served(server, client, http_client, channel)
+    flags = (f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit", "--load-model=*")
+    with serving(repository, *flags, kind=Fuzzed) as served, closing(served.http_client):
+        pids = served.server.pids()
+        yield served
         for name in (*COMPILED, *SPELLED):
-            client.unload_model(name)  # which ends its sequences
-        scraped = Scraped(server)
-        until(lambda: not server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
-        assert server.pids() == pids
-    assert server.process.returncode == 0
+            served.client.unload_model(name)  # which ends its sequences
+        served.await_rest()
+        assert served.server.pids() == pids
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ def value_for(model: str, value: int | None) -> int | str:
     return "no number" if value is None else str(value)
 
 
-def ask(served: Served, stream: RawStream, model: str, step: Step, identity: int | str) -> int | str:
+def ask(served: Fuzzed, stream: RawStream, model: str, step: Step, identity: int | str) -> int | str:
     """The sum that is answered, or the status. A stream has no statuses: they are told from the message."""
     value = value_for(model, step.value)
     options = {"sequence_id": identity, "sequence_start": step.start, "sequence_end": step.end}
@@ -148,7 +143,7 @@ def request_of(
 
 
 @pytest.fixture(scope="module")
-def stream(served: Served) -> Iterator[RawStream]:
+def stream(served: Fuzzed) -> Iterator[RawStream]:
     with RawStream(served.server.url, timeout_s=100) as opened:
         yield opened
 
@@ -156,7 +151,7 @@ def stream(served: Served) -> Iterator[RawStream]:
 @pytest.mark.parametrize("model", ["sums", "words"])
 @PROGRAMS
 @given(steps=st.lists(STEPS, max_size=15))
-def test_any_order(served: Served, stream: RawStream, model: str, steps: list[Step]) -> None:
+def test_any_order(served: Fuzzed, stream: RawStream, model: str, steps: list[Step]) -> None:
     """One request after the other, each by another way."""
     run, sums = next(served.runs), Sums()
     if model in COMPILED:
@@ -174,7 +169,7 @@ VALUES = st.lists(st.integers(-9, 9), min_size=1, max_size=8)
 @pytest.mark.parametrize("model", ["sums", "narrow", "words"])
 @SIDE_BY_SIDE
 @given(sequences=st.lists(st.tuples(st.sampled_from(["grpc", "http", "stream"]), VALUES), min_size=1, max_size=8))
-def test_any_sequences_side_by_side(served: Served, model: str, sequences: Sequence[tuple[str, list[int]]]) -> None:
+def test_any_sequences_side_by_side(served: Fuzzed, model: str, sequences: Sequence[tuple[str, list[int]]]) -> None:
     """Each by a client of its own, also if there are fewer slots than sequences."""
     run = next(served.runs)
 
@@ -200,14 +195,14 @@ GOOD = (
 NAMES = ("INPUT", "SUM_IN", "OUTPUT", "SUM_OUT", "", "\x00")
 
 
-def test_what_is_made_into_hostile_requests_is_right(served: Served) -> None:
+def test_what_is_made_into_hostile_requests_is_right(served: Fuzzed) -> None:
     answers = [sent(served.channel, request) for request in GOOD]
     assert [answer.raw_output_contents[0] for answer in answers] == [(3).to_bytes(4, "little")] * len(GOOD)
 
 
 @HOSTILE
 @given(request=mutated(GOOD, NAMES))
-def test_any_request(served: Served, request: pb.ModelInferRequest) -> None:
+def test_any_request(served: Fuzzed, request: pb.ModelInferRequest) -> None:
     if request.model_name == "narrow":  # nobody shall wait for a slot that no one gives back
         request.parameters["timeout"].int64_param = 1
     answer = sent(served.channel, request)

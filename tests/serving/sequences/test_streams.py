@@ -22,7 +22,6 @@ from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.raw_stream import RawStream
-from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.sequence_models import TIMEOUT_S, Sums, config_of, oldest, run_stream
 from tests.helpers.served import serving
 from tests.helpers.stopped_workers import stopped_workers
@@ -49,8 +48,7 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
         yield served
         for name in (*COMPILED, *SPELLED):
             served.client.unload_model(name)  # which ends its sequences
-        scraped = Scraped(served.server)
-        until(lambda: not served.server.busy_slots() and not scraped.scrape()("gangway_heap_used_bytes"))
+        served.await_rest()
 
 
 def value_of(model: str, value: int) -> int | str:
