@@ -11,6 +11,8 @@ from testing.processes import shm_names
 from testing.repository import GANGWAY
 from tests.conftest import CompiledZoo
 
+TIMEOUT_SECONDS = 60
+
 
 def small_repository(folder: Path, zoo: CompiledZoo, *names: str) -> Path:
     """These models of the zoo; without names two small ones."""
