@@ -19,6 +19,7 @@ from gangway.artifact.format import (
     Layer,
     Manifest,
     MemorySpace,
+    Precision,
     TargetSpec,
     Version,
 )
@@ -97,7 +98,8 @@ class CompileJob:
     def __init__(self, source: ModelSource, options: CompileOptions, phases: Phases) -> None:
         self._path, self._model_name = source.path, source.model_name
         self._key, self._target = source.key, source.target
-        self._precision, self._keep_fp32 = options.precision, tuple(sorted(options.keep_fp32))
+        self._precision: Precision = options.precision
+        self._keep_fp32 = tuple(sorted(options.keep_fp32))
         self._dimensions = options.dimensions
         self._phases = phases
 
