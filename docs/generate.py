@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 from benchmarks.differential.known.all import KNOWN
 from benchmarks.papers.fidelity import reproduced as papers_reproduced
 from benchmarks.papers.results import Results
-from gangway.base.command_line import TITLE, parser_of
+from gangway.base.command_line import parser_of
 from gangway.base.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
 from gangway.python_backend import triton_python_backend_utils as pb_utils
@@ -49,16 +49,14 @@ PLAIN_NOTE_WORDS = 12  # of a field that needs no explanation
 
 
 def commands() -> Iterator[str]:
-    """Yield what each command does, and its arguments without those of all commands. `--help` explains them."""
+    """Yield what each command does, and its positional arguments. `--help` has the flags."""
     for name in COMMANDS:
         if name != SERVE:
             parser = parser_of(name)
-            groups = (group for group in parser._action_groups if group.title != TITLE)
-            actions = [action for group in groups for action in group._group_actions]
-            names = [f"`{action.option_strings[-1]}`" for action in actions if action.option_strings]
-            arguments = [*(_argument(parser, action) for action in actions if not action.option_strings), *names]
+            actions = (action for action in parser._actions if not action.option_strings)
+            arguments = " ".join(_argument(parser, action) for action in actions)
             sentence = _cell(parser.description or "").partition(". ")[0].rstrip(".")
-            yield from ("", f"## gangway {name}", "", f"{sentence}.", "", f"Arguments: {_cell(', '.join(arguments))}.")
+            yield from ("", f"## gangway {name}", "", f"{arguments and f'{arguments}: '}{sentence}.")
 
 
 def flags() -> Iterator[str]:
@@ -242,7 +240,7 @@ PB_UTILS = (
     "MemoryType",
     "InferenceTrace",
 )
-PLAIN_WORDS = 25  # a method is explained whose docstring has more: the name says the rest
+PLAIN_WORDS = 32  # a method is explained whose docstring has more: the name says the rest
 OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not have
 
 

@@ -275,12 +275,12 @@ def _rates(results: Results, machine: str) -> str:
     ]
     bounds = [results.bounds.get((machine, mix)) for mix in MIXES]
     rows.append(("capacity bound", *(f"{bound:.4g}" if bound else NOT_RUN for bound in bounds)))
-    title = f"### Fig. 12, {machine} machine\n\nHighest rate with {' / '.join(GOALS.values())} in time, per second.\n\n"
+    title = f"### Fig. 12, {machine} machine\n\nHighest rate with {', '.join(GOALS.values())} in time, per second.\n\n"
     return title + _table(("policy", *MIXES), rows)
 
 
 def _both(found: Sequence[Mapping[str, RateEstimate]], policy: str) -> str:
-    return " / ".join(str(one[policy]) for one in found) if policy in found[0] else NOT_RUN
+    return ", ".join(str(one[policy]) for one in found) if policy in found[0] else NOT_RUN
 
 
 ORDER_TEXT = """

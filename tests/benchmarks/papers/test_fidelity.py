@@ -84,7 +84,7 @@ def test_pages_say_the_same_of_a_rate() -> None:
     for claim, here in reproduced(results):
         assert f"| {claim} | {here} |" in summary, "run python -m docs.generate"
     for machine, mix in itertools.product(MACHINES, MIXES):
-        both = " / ".join(str(results.of(machine, mix, goal)[DEFAULT]) for goal in GOALS)
+        both = ", ".join(str(results.of(machine, mix, goal)[DEFAULT]) for goal in GOALS)
         assert both in page
     for mix, rates in highest_rates().items():
         assert rates == results.of("measured", mix, "all")[DEFAULT]
