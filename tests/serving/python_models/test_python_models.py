@@ -22,13 +22,13 @@ from testing.waiting import until
 from tests.helpers import adder_models, ensemble_configs
 from tests.helpers.http_requests import ask_http
 from tests.helpers.python_models import ADD, config_of, four, parameter, write
-from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
+from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
 from tests.helpers.ways import WAYS, request_of
 
 TYPES = ("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
 IDENTITY = """
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y" + x.name()[1:], x.as_numpy()) for x in r.inputs()])
                 for r in requests]
 """
 ARGUMENTS = """
@@ -180,8 +180,8 @@ HALF = f"""
 def fill(repository: Path) -> None:
     write(repository, "add")
     write(repository, "half", HALF)
-    for name in TYPES:
-        write(repository, f"identity_{name.lower()}", IDENTITY, config_of(f"x:{name}:-1", f"y:{name}:-1"))
+    inputs, outputs = (" ".join(f"{letter}_{name}:{name}:-1" for name in TYPES) for letter in "xy")
+    write(repository, "identity", IDENTITY, config_of(inputs, outputs))
     write(repository, "arguments", ARGUMENTS, config_of("x:FP32:1", "y:STRING:1 z:INT32:1"))
     write(
         repository,
@@ -232,15 +232,20 @@ def test_each_way_to_ask(served: Served, way: str) -> None:
     assert np.array_equal(served.over(way, "add", x=four(1.5))["y"], four(2.5))
 
 
+def values_of(name: str) -> Array:
+    dtype = {"BOOL": bool, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}.get(name, name.lower())
+    return np.random.default_rng(0).integers(0, 2 if name == "BOOL" else 100, 17).astype(dtype)
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type(served: Served, name: str) -> None:
-    kind = {"BOOL": bool, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
-    dtype = np.dtype(kind.get(name, name.lower()))
-    x = np.random.default_rng(0).integers(0, 2 if name == "BOOL" else 100, 17).astype(dtype)
-    for array in (x, x[:0]):
-        y = served.infer(f"identity_{name.lower()}", x=array)["y"]
-        assert y.dtype == dtype
-        assert np.array_equal(y, array)
+    """It alone has elements, or it alone has none."""
+    for has_elements in (True, False):
+        feeds = {f"x_{each}": values_of(each)[: 17 * ((each == name) == has_elements)] for each in TYPES}
+        answers = served.infer("identity", **feeds)
+        for each in TYPES:
+            assert answers[f"y_{each}"].dtype == feeds[f"x_{each}"].dtype
+            assert np.array_equal(answers[f"y_{each}"], feeds[f"x_{each}"])
 
 
 def test_bf16_is_for_dlpack_only(served: Served) -> None:
