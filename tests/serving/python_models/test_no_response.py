@@ -15,7 +15,7 @@ from tests.helpers.python_models import config_of, four, write
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 
 NONE = "[None for _ in requests]"
-# What a model does with a request whose first number is 1; any other is answered.
+# What a model does with a request whose first number is 1, 2, 3 or 4; any other is answered.
 FORGETS = {
     "returns_none": f"return {NONE}",
     "returns_nothing": "return None",
@@ -27,15 +27,15 @@ BODY = """
         raise ValueError("in a thread")
 
     def execute(self, requests):
-        if any(each.inputs()[0].as_numpy().ravel()[0] == 1 for each in requests):
-            FORGETS
+        first = {each.inputs()[0].as_numpy().ravel()[0] for each in requests}
+        FORGETS
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each.inputs()[0].as_numpy())]) for each in requests]
 """
 CALLS = """
     def execute(self, requests):
         found = []
         for request in requests:
-            inner = pb_utils.InferenceRequest(model_name="returns_none", inputs=request.inputs(),
+            inner = pb_utils.InferenceRequest(model_name="forgets", inputs=request.inputs(),
                 requested_output_names=["y"]).exec()
             found.append(pb_utils.InferenceResponse(inner.output_tensors(), inner.error()))
         return found
@@ -57,9 +57,9 @@ STREAMS = """
 """
 HEAD = "import threading\nimport triton_python_backend_utils as pb_utils\n\n\n"
 ENSEMBLES = {
-    "first": ("returns_none", "keeps"),
-    "middle": ("keeps", "returns_none", "keeps"),
-    "last": ("keeps", "returns_none"),
+    "first": ("forgets", "keeps"),
+    "middle": ("keeps", "forgets", "keeps"),
+    "last": ("keeps", "forgets"),
 }
 TEXT = r"INTERNAL.*has let go of a request without a response"
 
@@ -67,12 +67,11 @@ TEXT = r"INTERNAL.*has let go of a request without a response"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("repository")
-    for name, code in FORGETS.items():
-        write(repository, name, BODY.replace("FORGETS", code), head=HEAD)
-    write(
-        repository, "coroutine", BODY.replace("FORGETS", f"return {NONE}").replace("def ex", "async def ex"), head=HEAD
-    )
-    one_of_two = "return [None, *map(lambda _: pb_utils.InferenceResponse([]), requests[1:])]"
+    code = "\n        ".join(f"if {number} in first: {each}" for number, each in enumerate(FORGETS.values(), 1))
+    write(repository, "forgets", BODY.replace("FORGETS", code), head=HEAD)
+    coroutine = BODY.replace("FORGETS", f"if 1 in first: return {NONE}").replace("def ex", "async def ex")
+    write(repository, "coroutine", coroutine, head=HEAD)
+    one_of_two = "if 1 in first: return [None, *map(lambda _: pb_utils.InferenceResponse([]), requests[1:])]"
     batches = config_of(batch=2, more="dynamic_batching { max_queue_delay_microseconds: 1000000 }")
     write(repository, "batch", BODY.replace("FORGETS", one_of_two), batches, HEAD)
     write(repository, "calls", CALLS, head=HEAD)
@@ -92,9 +91,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("name", [*FORGETS, "coroutine", "calls", *ENSEMBLES])
 def test_it_is_an_error_at_once(served: Served, name: str) -> None:
+    model, number = ("forgets", 1 + list(FORGETS).index(name)) if name in FORGETS else (name, 1)
     with pytest.raises(InferenceServerException, match=TEXT):
-        served.infer(name, x=four(1))
-    assert np.array_equal(served.infer(name, x=four(2))["y"], four(2))
+        served.infer(model, x=four(number))
+    assert np.array_equal(served.infer(model, x=four(9))["y"], four(9))
     until(lambda: served.server.busy_slots() == 0)
 
 
