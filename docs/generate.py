@@ -110,14 +110,16 @@ def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
 def fields(support: Support) -> Iterator[str]:
     """Yield the fields of a configuration that have one support, those of one note together.
 
-    Honoured ones with a short note mean what they mean in Triton; reasons of those without effect are the log's.
+    Honoured ones with a short note mean what they mean in Triton, as the page says of all that it does not list.
+    The log has the reasons of those without effect.
     """
     names: dict[str, list[str]] = {}
     for name, entry in FIELDS.items():
         if entry.support is support:
-            is_plain = support is Support.HONOURED and len(entry.note.split()) <= PLAIN_NOTE_WORDS
-            note = "as in Triton" if is_plain and ".md" not in entry.note else entry.note
-            names.setdefault("the log says why" if support is Support.ACCEPTED else note, []).append(f"`{name}`")
+            is_short = len(entry.note.split()) <= PLAIN_NOTE_WORDS and ".md" not in entry.note
+            if support is not Support.HONOURED or not is_short:
+                note = "the log says why" if support is Support.ACCEPTED else entry.note
+                names.setdefault(note, []).append(f"`{name}`")
     yield from (_item(", ".join(group), _linked(note)) for note, group in names.items())
 
 
