@@ -203,18 +203,21 @@ def test_without_any_descriptor_health_is_answered(server: LiveServer) -> None:
     assert front_end(server) == pid
 
 
-@pytest.mark.parametrize("kind", ["compiled", "Python"])
-def test_models_that_come_and_go_leave_no_descriptors(compiled_zoo: CompiledZoo, tmp_path: Path, kind: str) -> None:
-    repository = small_repository(tmp_path / "models", compiled_zoo, "simple")
+@pytest.fixture(scope="module")
+def explicit(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server that has loaded nothing."""
+    repository = small_repository(tmp_path_factory.mktemp("models"), compiled_zoo, "simple")
     write(repository, "adder")
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit"]
+    with live_server(repository, flags) as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", ["compiled", "Python"])
+def test_models_that_come_and_go_leave_no_descriptors(explicit: LiveServer, kind: str) -> None:
     adds = infer_request("adder", "", {"x": ("FP32", np.zeros(4, np.float32))}).SerializeToString()
     name, message = ("simple", REQUEST) if kind == "compiled" else ("adder", adds)
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit"]
-    with (
-        live_server(repository, flags) as server,
-        triton.InferenceServerClient(server.url) as client,
-        raw_channel(server.url) as channel,
-    ):
+    with triton.InferenceServerClient(explicit.url) as client, raw_channel(explicit.url) as channel:
         infer = raw_infer(channel)
 
         def once() -> None:
@@ -223,7 +226,7 @@ def test_models_that_come_and_go_leave_no_descriptors(compiled_zoo: CompiledZoo,
             client.unload_model(name)
 
         def held() -> int:
-            return sum(map(open_descriptors, all_pids(server)))
+            return sum(map(open_descriptors, all_pids(explicit)))
 
         once()
         first = held()
