@@ -109,7 +109,7 @@ def make_artifact(cache_dir: Path, kernel: str, layers: int, tasks: int) -> str:
         name="layer",
         operator=kernel,
         shape="",
-        arguments=(BufferRef(MemorySpace.INPUT, 0),),
+        arguments=(BufferRef(MemorySpace.INPUT, 0), BufferRef(MemorySpace.OUTPUT, 0)),
         versions=(Version(kernel, tasks, ""),),
         flops=0,
         bytes=0,
