@@ -12,8 +12,8 @@ from typing import Final
 
 from gangway.artifact.format import Precision, TargetSpec
 from gangway.base.host_limits import cpu_flags
+from gangway.compiler.amx_permission import tiles_work
 from gangway.compiler.frontend.onnx_file import split
-from gangway.compiler.tiles import tiles_work
 
 _V3: Final = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
 _V4: Final = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")

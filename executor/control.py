@@ -223,7 +223,7 @@ class ControlSegment:
 
 
 # What becomes of a compound task: it ran by its schedule, or it did not, for one of the reasons of
-# `scheduler/stages/former.py`, in their order.
+# `scheduler/stages/compound_policy.py`, in their order.
 COMPOUND_RESULTS: Final = (
     "by_schedule",
     "member_missing",

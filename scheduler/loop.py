@@ -19,7 +19,7 @@ from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStat
 from gangway.executor.messages import Cancel, Exit, Held, Kept, LeaseLeft, Loaded, Submit, Unloaded, WorkerReady, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.admission import Admission
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.decide import Dispatcher
@@ -32,7 +32,7 @@ from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
-from gangway.scheduler.stages.former import StagePlan
+from gangway.scheduler.stages.compound_policy import StagePlan
 from gangway.scheduler.stages.schedule_file import ScheduleFileError, read_schedule
 from gangway.scheduler.state import DEFAULT_OPTIONS, SchedulerOptions, SchedulerState
 from gangway.scheduler.watchdog import StallWatch
@@ -108,7 +108,7 @@ class LiveScheduler:
         control: ControlSegment,
         tables: Sequence[SlotTable],
         arenas: Segment,
-        supervisor: Peer[slow.ControlMessage],
+        supervisor: Peer[messages.ControlMessage],
         policy: Policy,
         options: SchedulerOptions = DEFAULT_OPTIONS,
     ) -> None:
@@ -239,29 +239,29 @@ class LiveScheduler:
             self._execution.changed = True
             self._handle(message)
 
-    def _handle(self, message: slow.ControlMessage) -> None:
+    def _handle(self, message: messages.ControlMessage) -> None:
         """Do what the supervisor says. No `match`: mypyc has none for msgspec's classes."""
-        if isinstance(message, slow.LoadModel):
+        if isinstance(message, messages.LoadModel):
             self.lifecycle.load(message)
-        elif isinstance(message, slow.UnloadModel):
+        elif isinstance(message, messages.UnloadModel):
             self.lifecycle.unload(message.model_id)
-        elif isinstance(message, slow.SetProfile):
+        elif isinstance(message, messages.SetProfile):
             self._models.set_profile(message)
-        elif isinstance(message, slow.UseProfile):
+        elif isinstance(message, messages.UseProfile):
             self.lifecycle.use_profile(message.model_id, Path(message.path))
-        elif isinstance(message, slow.UseSchedule):
+        elif isinstance(message, messages.UseSchedule):
             plan = self._plan(message.model_ids, Path(message.path)) if message.path else None
             self.compounds.use(message.number, plan)
-        elif isinstance(message, slow.WorkerDied):
+        elif isinstance(message, messages.WorkerDied):
             self._worker_died(message)
-        elif isinstance(message, slow.WorkerMissing):
+        elif isinstance(message, messages.WorkerMissing):
             self.workers.miss(message.core)
             self.lifecycle.worker_missing()
-        elif isinstance(message, slow.FrontEndDied):
+        elif isinstance(message, messages.FrontEndDied):
             self._front_end_died(message.front_end)
-        elif isinstance(message, slow.SetLog):
+        elif isinstance(message, messages.SetLog):
             self._set_log(LogLevels.from_number(message.levels))
-        elif isinstance(message, slow.StopScheduler):
+        elif isinstance(message, messages.StopScheduler):
             self._stop()
         else:
             raise ValueError(f"unexpected {message}")
@@ -280,8 +280,8 @@ class LiveScheduler:
 
     def _poll_front_ends(self) -> bool:
         """Return whether there was anything to hear."""
-        messages = self.control.all_submit_rings.drain()
-        for front_end, raw in messages:
+        received = self.control.all_submit_rings.drain()
+        for front_end, raw in received:
             message = unpack(raw)
             if isinstance(message, Submit):
                 self._submit(front_end, message.slot, message.generation)
@@ -289,12 +289,12 @@ class LiveScheduler:
                 self._cancel(front_end, message.slot, message.generation)
             elif isinstance(message, Held):
                 self._hold(front_end, message)
-        return bool(messages)
+        return bool(received)
 
     def _poll_workers(self, now_us: float) -> bool:
         """Return whether there was anything to hear."""
-        messages = self.control.all_completion_rings.drain()
-        for core, raw in messages:
+        received = self.control.all_completion_rings.drain()
+        for core, raw in received:
             message = unpack(raw)
             if isinstance(message, LeaseLeft):
                 if self._execution.left(core, message, now_us):
@@ -311,7 +311,7 @@ class LiveScheduler:
                 self._note_held(message.model_id)
                 continue
             self._execution.changed = True
-        return bool(messages)
+        return bool(received)
 
     # -- requests
 
@@ -357,7 +357,7 @@ class LiveScheduler:
         self._lose_worker(core)
         self.workers.start(core, pid, self._models.loads())
 
-    def _worker_died(self, died: slow.WorkerDied) -> None:
+    def _worker_died(self, died: messages.WorkerDied) -> None:
         self._poll_workers(_now_us())  # what it said before it died; a successor's Ready may be there, too
         worker = self.workers[died.core]
         if worker.pid == died.pid:
@@ -391,7 +391,7 @@ class LiveScheduler:
         for front_end in sorted(self._dying_front_ends):
             if not self.requests.of_front_end(front_end):
                 self._dying_front_ends.discard(front_end)
-                self.supervisor.send(slow.FrontEndQuiet(front_end))
+                self.supervisor.send(messages.FrontEndQuiet(front_end))
 
     def _report_stuck(self, now_us: float) -> None:
         gangs = self.gangs
@@ -406,7 +406,7 @@ class LiveScheduler:
             _log.error(
                 "worker %d (process %d) keeps a batch waiting; the supervisor kills it", core, self.workers[core].pid
             )
-            self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
+            self.supervisor.send(messages.WorkerStuck(core, self.workers[core].pid))
 
     def _stop(self) -> None:
         for worker in self.workers.workers:

@@ -19,7 +19,7 @@ from gangway.base.backoff import Backoff
 from gangway.base.peer import Peer
 from gangway.executor.messages import Unload
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import Model, ModelState
 from gangway.scheduler.state import SchedulerState
@@ -49,7 +49,7 @@ class ModelLifecycle:
     def __init__(
         self,
         state: SchedulerState,
-        supervisor: Peer[slow.ControlMessage],
+        supervisor: Peer[messages.ControlMessage],
         execution: Execution,
         close: Callable[[int], None] = lambda model_id: None,
     ) -> None:
@@ -64,13 +64,13 @@ class ModelLifecycle:
         self._retries: dict[tuple[int, int], _Retry] = {}  # by worker and model
         self._crashes: dict[int, deque[float]] = {}  # when, by model
 
-    def load(self, spec: slow.LoadModel) -> None:
+    def load(self, spec: messages.LoadModel) -> None:
         """Reserve arenas and let every worker load the model."""
         try:
             self._arenas.add_model(spec.model_id, spec.arena_bytes, spec.max_rows, self._leases)
         except MemoryError as error:
-            self._supervisor.send(slow.ModelFailed(spec.model_id, str(error)))
-            self._supervisor.send(slow.ModelUnloaded(spec.model_id))  # nothing of it is there
+            self._supervisor.send(messages.ModelFailed(spec.model_id, str(error)))
+            self._supervisor.send(messages.ModelUnloaded(spec.model_id))  # nothing of it is there
             return
         self._workers.order_all(self._models.add(spec).load)
 
@@ -91,7 +91,7 @@ class ModelLifecycle:
         elif not ok:
             reason = f"worker {core} cannot load the compiled model; its log line says why, it begins: {error}"
             if model.state is ModelState.SERVING and self._workers.any_has(model_id):
-                self._supervisor.send(slow.ArtifactLost(model_id, reason))
+                self._supervisor.send(messages.ArtifactLost(model_id, reason))
                 self._retry_later(core, model_id)
             else:
                 self._fail(model_id, reason)
@@ -145,7 +145,7 @@ class ModelLifecycle:
         model = self._models.get(model_id)
         if model is None:  # a predecessor began with that: a worker may not have heard of it
             self._workers.order_all(Unload(model_id))
-            self._supervisor.send(slow.ModelUnloaded(model_id))
+            self._supervisor.send(messages.ModelUnloaded(model_id))
         elif model.state is not ModelState.UNLOADING:
             self._models.begin_unload(model)
             model.refusal = refusal
@@ -174,7 +174,7 @@ class ModelLifecycle:
                 self._models.remove(model)
                 self._crashes.pop(model_id, None)
                 self._execution.times.errors.forget(model_id)
-                self._supervisor.send(slow.ModelUnloaded(model_id))
+                self._supervisor.send(messages.ModelUnloaded(model_id))
 
     def _go_on_in_fp32(self, model_id: int) -> None:
         """Let queries that may be in either precision be in fp32, if the model stays in that."""
@@ -188,10 +188,10 @@ class ModelLifecycle:
         if model.state is ModelState.LOADING and self._workers.all_have(model_id):
             self._models.serve(model)
             self._workers.serve(model_id, True)
-            self._supervisor.send(slow.ModelLoaded(model_id))
+            self._supervisor.send(messages.ModelLoaded(model_id))
 
     def _fail(self, model_id: int, reason: str, at_fault: bool = False) -> None:
-        self._supervisor.send(slow.ModelFailed(model_id, reason, at_fault))
+        self._supervisor.send(messages.ModelFailed(model_id, reason, at_fault))
         self.unload(model_id, SlotStatus.CRASHED if at_fault else SlotStatus.UNAVAILABLE)
 
     def _retry_later(self, core: int, model_id: int) -> None:

@@ -19,8 +19,7 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.messages import WorkerReady, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
-from gangway.scheduler import WHY_INTERPRETED
-from gangway.scheduler import messages as slow
+from gangway.scheduler import WHY_INTERPRETED, messages
 from gangway.scheduler.compiled import CHANGED
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.observability import TraceWriter
@@ -105,7 +104,7 @@ def _nodes(text: str) -> Nodes:
 QUIET_TIMEOUT_US = 2_000_000.0
 
 
-def quiesce(control: ControlSegment, supervisor: Peer[slow.ControlMessage]) -> list[int]:
+def quiesce(control: ControlSegment, supervisor: Peer[messages.ControlMessage]) -> list[int]:
     """Abort whatever runs; return the workers' process ids (0: none there) once nobody runs anything any more.
 
     All rings to the scheduler are empty afterwards.
@@ -157,9 +156,9 @@ def _learn_models(scheduler: LiveScheduler) -> None:
     while True:
         seen = bell.seen()
         match scheduler.supervisor.receive():
-            case slow.BeginServing():
+            case messages.BeginServing():
                 return
-            case slow.LoadModel() as spec:
+            case messages.LoadModel() as spec:
                 scheduler.lifecycle.load(spec)
             case None:
                 bell.wait(seen, 0)
@@ -167,7 +166,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
                 raise ValueError(f"unexpected {other} before Begin")
 
 
-def _await_quiet(control: ControlSegment, supervisor: Peer[slow.ControlMessage], core: int) -> int:
+def _await_quiet(control: ControlSegment, supervisor: Peer[messages.ControlMessage], core: int) -> int:
     bell = control.scheduler_bell
     introduced = _drain(control, core)
     blame: Blame | None = None
@@ -176,7 +175,7 @@ def _await_quiet(control: ControlSegment, supervisor: Peer[slow.ControlMessage],
         if blame is None or blame.pid != pid:
             blame = Blame(pid, QUIET_TIMEOUT_US, now_us)
         elif blame.is_too_much(now_us):
-            supervisor.send(slow.WorkerStuck(core, pid))
+            supervisor.send(messages.WorkerStuck(core, pid))
             blame = None
         control.heartbeats.beat(control.heartbeats.scheduler)
         bell.wait(bell.seen(), 0, timeout_us=1000)
@@ -199,7 +198,7 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
     control = ControlSegment.attach(plan.control_fd)
     tables = [SlotTable(Segment.attach(fd), plan.slots) for fd in plan.io_fds]
     end = socket.socket(fileno=plan.supervisor_fd)
-    supervisor = slow.control_peer(end)
+    supervisor = messages.control_peer(end)
     pids = quiesce(control, supervisor)
     arenas = Segment.attach(plan.arena_fd)
     with contextlib.ExitStack() as files:
@@ -209,7 +208,7 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
         options = SchedulerOptions(*costs, trace, timeline, log.set, nodes=plan.nodes)
         scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, options)
         requests = take_over(scheduler, pids)
-        supervisor.send(slow.Recovered(requests))
+        supervisor.send(messages.Recovered(requests))
         gc.freeze()  # what lives now lives on: a collection need not look at it
         scheduler.run()
 

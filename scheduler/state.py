@@ -11,7 +11,7 @@ from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts, DecisionLog, TraceWriter
 from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
-from gangway.scheduler.stages.former import CompoundFormer
+from gangway.scheduler.stages.compound_policy import CompoundPolicy
 from gangway.scheduler.timeline import TimelineWriter
 
 
@@ -27,7 +27,7 @@ class SchedulerState:
     workers: WorkerTable
     models: ModelTable
     arenas: ArenaPool
-    policy: CompoundFormer
+    policy: CompoundPolicy
     former: BatchFormer | None
     accounts: Accounts
     log: DecisionLog

@@ -17,7 +17,7 @@ from gangway.base.extras import missing_packages
 from gangway.base.html_page import write_html
 from gangway.base.numbers import count, percent, positive
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
-from gangway.scheduler.stages.former import StagePlan
+from gangway.scheduler.stages.compound_policy import StagePlan
 from gangway.simulator.batching import Batching
 from gangway.simulator.compound import CompoundComparison, compare, compound_table, searched
 from gangway.simulator.compound_load import compare_loaded, loaded_table

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gangway.base.console import Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, build_policy, make_policy
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.stages.former import SCHEDULE_BITS, CompoundFormer, StagePlan
+from gangway.scheduler.stages.compound_policy import SCHEDULE_BITS, CompoundPolicy, StagePlan
 from gangway.simulator.loop import LoadDetails, simulate
 from gangway.simulator.scenario import Scenario
 from gangway.workload.arrivals import Arrivals
@@ -81,7 +81,7 @@ def _trace(
     return Arrivals(np.concatenate(numbers)[order], np.concatenate(kinds)[order]), compounds
 
 
-def _serve(policy: CompoundFormer, scenario: Scenario, arrivals: Arrivals, compounds: Mapping[int, int]) -> Way:
+def _serve(policy: CompoundPolicy, scenario: Scenario, arrivals: Arrivals, compounds: Mapping[int, int]) -> Way:
     models = scenario.models
     outcomes = simulate(policy, models, arrivals, scenario.machine, details=LoadDetails(compounds)).outcomes
     latest: dict[int, float] = {}

@@ -21,7 +21,7 @@ from gangway.artifact.datatypes import DTYPES
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.server.errors import RequestError
 from gangway.server.requests.contents import MalformedRequestError, split_request
-from gangway.server.serving.http.infer import JsonRequest, read_request
+from gangway.server.serving.http.infer import HttpRequest, read_request
 from gangway.server.serving.http.json_text import from_raw, parse
 from gangway.server.serving.http.replies import HttpError, inflate
 
@@ -77,7 +77,7 @@ def infer_json(text: bytes) -> None:
         checked_plan(request.header, raws)
 
 
-def _check_contents(request: JsonRequest, items: Sequence[Mapping[str, Any]]) -> None:
+def _check_contents(request: HttpRequest, items: Sequence[Mapping[str, Any]]) -> None:
     contents = iter(request.contents)
     for item in items:
         if "data" in item:

@@ -18,7 +18,7 @@ from gangway.base.peer import peer_sockets
 from gangway.base.process import use_realtime_priority
 from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import Lease
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Query, Resize, Snapshot, Start, Stop, Wake
@@ -69,7 +69,7 @@ class Bench(Policy):
         self.plane = DataPlane(
             memory.io[FRONT_END], table, memory.control.submit_rings[FRONT_END], memory.control.scheduler_bell
         )
-        ours, theirs = (slow.control_peer(end) for end in peer_sockets())
+        ours, theirs = (messages.control_peer(end) for end in peer_sockets())
         self._link, self._theirs = ours, theirs
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [start_worker(WorkerPlan(i, core, *fds, cache_dir)) for i, core in enumerate(cores)]
@@ -77,8 +77,8 @@ class Bench(Policy):
         self.live = LiveScheduler(memory.control, memory.tables, memory.arenas, theirs, self, options)
         self._thread = threading.Thread(target=self.live.run)
         self._thread.start()
-        self._tell(slow.LoadModel(MODEL, "busy", key, LAYERS, 2, 64, 1))
-        while not isinstance(ours.receive(), slow.ModelLoaded):
+        self._tell(messages.LoadModel(MODEL, "busy", key, LAYERS, 2, 64, 1))
+        while not isinstance(ours.receive(), messages.ModelLoaded):
             time.sleep(0.001)
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
@@ -121,7 +121,7 @@ class Bench(Policy):
 
     def stop(self) -> None:
         """End scheduler and workers."""
-        self._tell(slow.StopScheduler())
+        self._tell(messages.StopScheduler())
         self._thread.join()
         for worker in self._workers:
             worker.wait()
@@ -133,7 +133,7 @@ class Bench(Policy):
         assert gang is not None, "a query that has begun has a lease"
         return gang.shared
 
-    def _tell(self, message: slow.ControlMessage) -> None:
+    def _tell(self, message: messages.ControlMessage) -> None:
         self._link.send(message)
         self.memory.control.scheduler_bell.ring_for_control()
 

@@ -18,6 +18,7 @@ from tvm import tirx
 
 from gangway.artifact.format import ALIGNMENT_BYTES, BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
+from gangway.compiler.amx_permission import request_tiles
 from gangway.compiler.errors import UnsupportedModelError, naming
 from gangway.compiler.kernels.linker import link
 from gangway.compiler.kernels.plain_specs import IslandSpec
@@ -25,7 +26,6 @@ from gangway.compiler.kernels.specs import Array, BatchPlan, KernelPlan, KernelS
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.memory import PlacedLayer
 from gangway.compiler.target import attributes
-from gangway.compiler.tiles import request_tiles
 
 Plan = KernelPlan | BatchPlan
 _SMALL_BYTES, _VECTOR_BYTES = 1 << 16, 1 << 22  # of an array, and of a vector, that is compared by its content

@@ -24,7 +24,7 @@ from gangway.scheduler.policies.veltair import (
     make_veltair,
 )
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.stages.former import CompoundFormer
+from gangway.scheduler.stages.compound_policy import CompoundPolicy
 
 
 def make_gangway(argument: str) -> Gangway:
@@ -76,9 +76,9 @@ def make_policies(text: str, schedulers: Sequence[Nodes]) -> list[Policy]:
     return [make_policy(text, nodes) for nodes in schedulers]
 
 
-def build_policy(policy: Policy) -> CompoundFormer:
+def build_policy(policy: Policy) -> CompoundPolicy:
     """Return what a driver asks: the policy, the choice of precisions around it, and compound tasks around both."""
-    return policy if isinstance(policy, CompoundFormer) else CompoundFormer(PrecisionChooser(policy))
+    return policy if isinstance(policy, CompoundPolicy) else CompoundPolicy(PrecisionChooser(policy))
 
 
 def plain(policy: type[Policy], argument: str) -> Policy:

@@ -1,4 +1,6 @@
-"""From a request's header to what is to be done: everything that can be wrong with a request is found here.
+"""From a request's header to what is to be done: what can be wrong with a request is found here.
+
+What its model says of names, datatypes and shapes stands in `server/models/served.py`.
 
 The order of the checks and, where clients may depend on them, the texts of the messages are Triton's.
 """

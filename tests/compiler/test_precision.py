@@ -12,11 +12,11 @@ from onnx import helper
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
+from gangway.compiler.amx_permission import request_tiles, tiles_work
 from gangway.compiler.arguments import CompileOptions
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import CompileResult, compile_model, find_compiled
 from gangway.compiler.target import TARGETS, detect, extended, for_precision
-from gangway.compiler.tiles import request_tiles, tiles_work
 from gangway.zoo.transformers import Size, bert_base, gpt2
 
 pytestmark = pytest.mark.long

@@ -20,7 +20,7 @@ from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.segment import BELL
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.observability import TraceWriter
@@ -46,14 +46,14 @@ class Server:
         self.memory = SharedMemory.create(workers=2)
         self.new_front_end()
         stride = arena_bytes(cache_dir / key)
-        spec = slow.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=stride, max_rows=4)
+        spec = messages.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=stride, max_rows=4)
         self.specs = [replace(spec, **fields)]
         fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
         self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
         self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy)
         self.workers: list[subprocess.Popen[bytes]] = [start_worker(plan) for plan in self._plans]
         self.start_scheduler()
-        self.expect(slow.ModelLoaded)
+        self.expect(messages.ModelLoaded)
 
     def new_front_end(self) -> None:
         """What a successor of a front end does: a data plane on a fresh table."""
@@ -70,11 +70,11 @@ class Server:
         ours, theirs = peer_sockets()
         self.scheduler = start_scheduler(replace(self._scheduler_plan, supervisor_fd=theirs.fileno()))
         theirs.close()
-        self.link = slow.control_peer(ours)
-        for message in (*self.specs, slow.BeginServing()):
+        self.link = messages.control_peer(ours)
+        for message in (*self.specs, messages.BeginServing()):
             self.tell(message)
 
-    def tell(self, message: slow.ControlMessage) -> None:
+    def tell(self, message: messages.ControlMessage) -> None:
         self.link.send(message)
         self.memory.control.scheduler_bell.ring_for_control()
 
@@ -174,7 +174,7 @@ class Server:
         crashed = -self.workers[index].wait(TIMEOUT_SECONDS) in CRASHES
         lease = self.memory.control.status(index).lease if crashed else None
         self.memory.control.forget_worker(index)
-        self.tell(slow.WorkerDied(index, self.workers[index].pid, crashed, -1 if lease is None else lease))
+        self.tell(messages.WorkerDied(index, self.workers[index].pid, crashed, -1 if lease is None else lease))
         self.workers[index] = start_worker(self._plans[index])
 
     def kill_scheduler(self, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -186,7 +186,7 @@ class Server:
         self.start_scheduler()
 
     def stop(self) -> None:
-        self.tell(slow.StopScheduler())
+        self.tell(messages.StopScheduler())
         assert self.scheduler.wait(TIMEOUT_SECONDS) == 0
         assert [worker.wait(TIMEOUT_SECONDS) for worker in self.workers] == [0, 0]
 
@@ -261,7 +261,7 @@ class ScriptedServer(Server):
 
     def start_scheduler(self) -> None:
         self.script = self.policy()
-        ours, theirs = (slow.control_peer(end) for end in peer_sockets())
+        ours, theirs = (messages.control_peer(end) for end in peer_sockets())
         self.link = ours
         self._theirs = theirs
         folder = self._plans[0].cache_dir
@@ -305,7 +305,7 @@ class ScriptedServer(Server):
 
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""
-        self.tell(slow.FrontEndDied(SUPERVISOR))
+        self.tell(messages.FrontEndDied(SUPERVISOR))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for what the policy shows."""
@@ -333,7 +333,7 @@ class ScriptedServer(Server):
 
     def stop(self) -> None:
         if self._thread.is_alive():
-            self.tell(slow.StopScheduler())
+            self.tell(messages.StopScheduler())
             self._thread.join(TIMEOUT_SECONDS)
         self.trace.close()
         self.timeline.close()

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.executor.segment import SLOT
 from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.sampled import sampled
@@ -285,7 +285,7 @@ def test_members_that_are_certain_to_be_late_are_refused(batching):
 
 def test_a_late_request_of_which_a_part_runs_does_not_make_room_for_others(batching):
     """Of 41 late requests those go that have not begun: of the oldest one half hangs, and the other half waits."""
-    batching.tell(slow.SetProfile(7, isolated_us=1e6))
+    batching.tell(messages.SetProfile(7, isolated_us=1e6))
     batching.script.answer = on_core(0)
     (split,) = batching.submit(2, cut=(1,), hang=1, deadline_ns=time.monotonic_ns() - 1)
     batching.await_lease(lambda progress: progress.present)
@@ -312,23 +312,23 @@ def test_a_model_is_unloaded_while_a_batch_runs(batching):
     batching.script.answer = on_core(0)
     requests = batching.submit(1, 2, 1, cut=(2,), hang=1)
     batching.await_lease(lambda progress: progress.present)
-    batching.tell(slow.UnloadModel(7))
+    batching.tell(messages.UnloadModel(7))
     assert batching.outcome(requests[2]).status is SlotStatus.UNAVAILABLE
     for request in requests:
         batching.hurry(request)
     assert batching.is_complete(requests[0])
     assert batching.outcome(requests[1]).status is SlotStatus.UNAVAILABLE
-    assert batching.expect(slow.ModelUnloaded).model_id == 7
+    assert batching.expect(messages.ModelUnloaded).model_id == 7
 
 
 def test_a_front_end_dies_while_its_batches_run_and_wait(batching):
     batching.script.answer = on_core(0)
     requests = batching.submit(1, 2, 1, cut=(2,), hang=1)
     batching.await_lease(lambda progress: progress.present)
-    batching.tell(slow.FrontEndDied(FRONT_END))
+    batching.tell(messages.FrontEndDied(FRONT_END))
     for request in requests:
         batching.hurry(request)
-    assert batching.expect(slow.FrontEndQuiet).front_end == FRONT_END
+    assert batching.expect(messages.FrontEndQuiet).front_end == FRONT_END
     assert not list(batching.memory.tables[FRONT_END].scan())
     batching.new_front_end()
     batching.script.answer = begin

@@ -7,7 +7,7 @@ import pytest
 
 from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, write_profile
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from tests.helpers.tiny_model import TASKS
 from tests.scheduler.conftest import LAYERS, Server
 
@@ -72,7 +72,7 @@ def test_a_killed_scheduler_loses_no_member_of_a_batch(joining):
     for request in waiting:
         assert joining.outcome(request).status is SlotStatus.OK
         assert joining.counters(request) == {1}
-    joining.expect(slow.Recovered)
+    joining.expect(messages.Recovered)
 
 
 def test_a_killed_worker_in_the_middle_of_a_batch(joining):
@@ -134,7 +134,7 @@ def in_rounds(tiny_model, tmp_path):
         tiny_model[1], "tiny", machine, (1, 2), batches, layers * LAYERS, alone, beside, (), 0, runs, 0.001, 1.0
     )
     server = Server(*tiny_model, "gangway", max_rows=16, joins=True)
-    server.tell(slow.UseProfile(7, str(write_profile(tmp_path, profile))))
+    server.tell(messages.UseProfile(7, str(write_profile(tmp_path, profile))))
     server.await_heard()
     yield server
     server.kill_all()

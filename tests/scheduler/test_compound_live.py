@@ -7,7 +7,7 @@ import pytest
 from gangway.artifact.profile import whole_machine_id
 from gangway.executor.control import COMPOUND_RESULTS
 from gangway.executor.slots import SlotStatus, compound_number
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.stages.ir import StreamSegment
 from gangway.scheduler.stages.schedule_file import StoredSchedule, write_schedule
 from gangway.server.requests.data_plane import Scheduling
@@ -34,7 +34,7 @@ def composed(server, tiny_model, tmp_path):
     found = StoredSchedule(
         (key, key), names, (LAYERS,) * 2, whole_machine_id("baseline"), 2, "random", pointers, STAGES, 3e4, 1, 1, 1, 1.0
     )
-    server.use = slow.UseSchedule(SCHEDULE, (7, 7), str(write_schedule(tmp_path, found)))
+    server.use = messages.UseSchedule(SCHEDULE, (7, 7), str(write_schedule(tmp_path, found)))
     server.tell(server.use)
     server.await_heard()
     return server
@@ -90,9 +90,9 @@ def test_a_missing_member_is_waited_for_briefly(composed):
 
 
 def test_a_schedule_that_is_gone_leaves_ordinary_requests(composed, tmp_path):
-    composed.tell(slow.UseSchedule(SCHEDULE))
+    composed.tell(messages.UseSchedule(SCHEDULE))
     Task(composed).assert_right(1, 1)
-    composed.tell(slow.UseSchedule(SCHEDULE, (7, 7), str(tmp_path / "absent.json")))
+    composed.tell(messages.UseSchedule(SCHEDULE, (7, 7), str(tmp_path / "absent.json")))
     Task(composed).assert_right(1, 1)
     results(composed)
 

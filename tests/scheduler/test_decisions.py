@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.observability import SchedulerCounters
 from gangway.scheduler.policy import PlannedBlock, Reject, Replan, Resize, Start, StartOver, Stop, Wake
 from gangway.server.control.supervisor.shared_memory import FRONT_END
@@ -194,7 +194,7 @@ def test_the_policy_is_asked_when_something_has_changed_and_when_it_wanted_to_be
     assert asked == 2, "no free core or waiting query came after that"
     scripted.memory.control.scheduler_bell.ring()
     scripted.ask()
-    scripted.expect(slow.FrontEndQuiet)
+    scripted.expect(messages.FrontEndQuiet)
     assert len(scripted.script.seen) == asked, "nothing runs, nothing waits"
 
 
@@ -296,8 +296,8 @@ def test_a_front_end_dies_while_its_queries_are_stopped(scripted):
     for _ in range(8):
         scripted.request()
     scripted.await_snapshot(lambda snapshot: sum(query.started for query in snapshot.waiting) > 0)
-    scripted.tell(slow.FrontEndDied(FRONT_END))
-    assert scripted.expect(slow.FrontEndQuiet).front_end == FRONT_END
+    scripted.tell(messages.FrontEndDied(FRONT_END))
+    assert scripted.expect(messages.FrontEndQuiet).front_end == FRONT_END
     assert not list(scripted.memory.tables[FRONT_END].scan())
     scripted.new_front_end()
     scripted.script.answer = begin

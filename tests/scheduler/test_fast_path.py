@@ -8,8 +8,7 @@ import pytest
 
 from gangway.executor.leases import PhaseKind
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import fast_path, loop
-from gangway.scheduler import messages as slow
+from gangway.scheduler import fast_path, loop, messages
 from gangway.scheduler.policy import LoneStart, Start
 from tests.helpers.sampled import sampled
 from tests.scheduler.conftest import LAYERS, Script, ScriptedServer, Server
@@ -263,21 +262,21 @@ def test_one_whose_worker_dies_runs_again(host):
 def test_the_model_is_unloaded_when_they_have_ended(host):
     request = host.request(hang=2)
     host.await_running(request)
-    host.tell(slow.UnloadModel(7))
+    host.tell(messages.UnloadModel(7))
     host.hurry(request)
     assert host.outcome(request).status is SlotStatus.OK
-    assert host.expect(slow.ModelUnloaded).model_id == 7
+    assert host.expect(messages.ModelUnloaded).model_id == 7
     assert host.outcome(host.request()).status is SlotStatus.UNAVAILABLE
 
 
 def test_a_front_end_is_quiet_when_they_have_ended(host):
     request = host.request(hang=2)
     host.await_running(request)
-    host.tell(slow.FrontEndDied(1))
+    host.tell(messages.FrontEndDied(1))
     host.until(lambda: host.is_asleep(skips_completions=False))
     assert host.link.receive() is None
     host.hurry(request)
-    assert host.expect(slow.FrontEndQuiet).front_end == 1
+    assert host.expect(messages.FrontEndQuiet).front_end == 1
 
 
 def test_a_killed_scheduler_loses_none(tiny_model):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.server.control.supervisor.shared_memory import FRONT_END
 from tests.helpers.busy_core import busy_core
 from tests.helpers.sampled import sampled
@@ -97,11 +97,11 @@ def test_a_model_whose_queries_kill_workers_again_and_again_is_given_up(server):
         for _ in range(2):
             server.replace_dead_worker()
         assert server.outcome(poison).status is SlotStatus.CRASHED
-    failed = server.expect(slow.ModelFailed)
+    failed = server.expect(messages.ModelFailed)
     assert failed.at_fault and failed.reason == "its requests ended 6 worker processes within 60 seconds"
-    assert server.expect(slow.ModelUnloaded).model_id == 7
+    assert server.expect(messages.ModelUnloaded).model_id == 7
     server.tell(server.specs[0])
-    server.expect(slow.ModelLoaded)
+    server.expect(messages.ModelLoaded)
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
@@ -109,10 +109,10 @@ def test_a_missing_worker_is_not_waited_for(server):
     server.workers[1].kill()
     server.workers[1].wait(TIMEOUT_SECONDS)
     server.memory.control.forget_worker(1)
-    server.tell(slow.WorkerDied(1, server.workers[1].pid))
+    server.tell(messages.WorkerDied(1, server.workers[1].pid))
     server.tell(replace(server.specs[0], model_id=8))
-    server.tell(slow.WorkerMissing(1))
-    assert server.expect(slow.ModelLoaded).model_id == 8
+    server.tell(messages.WorkerMissing(1))
+    assert server.expect(messages.ModelLoaded).model_id == 8
     assert server.outcome(server.request(model_id=8)).status is SlotStatus.OK
     server.replace_worker(1)
     deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -132,7 +132,7 @@ def test_a_killed_scheduler_loses_and_doubles_nothing(server):
     for request in (*requests, late):
         assert server.outcome(request).status is SlotStatus.OK
     assert [server.counters(request) for request in (*requests[1:], late)] == [{1}] * 20
-    assert server.expect(slow.Recovered).requests >= 19
+    assert server.expect(messages.Recovered).requests >= 19
 
 
 @pytest.mark.parametrize("server", ["fixed_block:1"], indirect=True)  # most queries are between two blocks
@@ -160,8 +160,8 @@ def test_a_dead_front_end_is_forgotten(server):
     for _ in range(50):
         server.request()
     server.await_running(running)
-    server.tell(slow.FrontEndDied(FRONT_END))
-    assert server.expect(slow.FrontEndQuiet).front_end == FRONT_END
+    server.tell(messages.FrontEndDied(FRONT_END))
+    assert server.expect(messages.FrontEndQuiet).front_end == FRONT_END
     assert server.memory.control.submit_rings[FRONT_END].pending() == 0
     assert not list(server.memory.tables[FRONT_END].scan())
     server.new_front_end()
@@ -173,54 +173,54 @@ def test_a_dead_front_end_and_a_dead_scheduler(server):
     running = server.request(task_us=1000)
     server.await_running(running)
     server.kill_scheduler()
-    server.tell(slow.FrontEndDied(FRONT_END))
-    server.expect(slow.FrontEndQuiet)
+    server.tell(messages.FrontEndDied(FRONT_END))
+    server.expect(messages.FrontEndQuiet)
     assert not list(server.memory.tables[FRONT_END].scan())
 
 
 def test_unloading_gives_memory_back(server):
     running, waiting = server.request(task_us=200), server.request()
     server.await_running(running)
-    server.tell(slow.UnloadModel(7))
+    server.tell(messages.UnloadModel(7))
     assert server.outcome(waiting).status is SlotStatus.UNAVAILABLE
     assert server.outcome(running).status is SlotStatus.OK
-    assert server.expect(slow.ModelUnloaded).model_id == 7
+    assert server.expect(messages.ModelUnloaded).model_id == 7
     assert os.fstat(server.memory.arenas.fd).st_blocks == 0
     assert server.outcome(server.request()).status is SlotStatus.UNAVAILABLE
     server.tell(server.specs[0])
-    server.expect(slow.ModelLoaded)
+    server.expect(messages.ModelLoaded)
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
 @pytest.mark.parametrize("server", ["gangway"], indirect=True)
 def test_others_wait_for_the_cores_of_a_model_that_is_unloaded(server):
     server.tell(replace(server.specs[0], model_id=8, max_ranks=1))
-    assert server.expect(slow.ModelLoaded).model_id == 8
+    assert server.expect(messages.ModelLoaded).model_id == 8
     running = server.request(hang=1, model_id=8)
     server.await_gang(1)
-    server.tell(slow.UnloadModel(8))
+    server.tell(messages.UnloadModel(8))
     others = [server.request() for _ in range(8)]
     assert {server.outcome(other).status for other in others} == {SlotStatus.OK}
     server.hurry(running)
     assert server.outcome(running).status is SlotStatus.OK
-    assert server.expect(slow.ModelUnloaded).model_id == 8
+    assert server.expect(messages.ModelUnloaded).model_id == 8
 
 
 def test_a_model_that_cannot_be_loaded(server):
-    server.tell(slow.LoadModel(8, "absent", "00" * 32, 1, 1, 64, 1))
-    failed = server.expect(slow.ModelFailed)
+    server.tell(messages.LoadModel(8, "absent", "00" * 32, 1, 1, 64, 1))
+    failed = server.expect(messages.ModelFailed)
     assert failed.model_id == 8 and "cannot load the compiled model" in failed.reason
-    assert server.expect(slow.ModelUnloaded).model_id == 8
-    server.tell(slow.LoadModel(9, "huge", "00" * 32, 1, 1, 1 << 60, 1))
-    assert "do not fit" in server.expect(slow.ModelFailed).reason
+    assert server.expect(messages.ModelUnloaded).model_id == 8
+    server.tell(messages.LoadModel(9, "huge", "00" * 32, 1, 1, 1 << 60, 1))
+    assert "do not fit" in server.expect(messages.ModelFailed).reason
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
 def test_more_models_than_a_ring_holds(server):
-    specs = [slow.LoadModel(10 + i, f"copy {i}", server.specs[0].key, 6, 2, 64, 1) for i in range(50)]
+    specs = [messages.LoadModel(10 + i, f"copy {i}", server.specs[0].key, 6, 2, 64, 1) for i in range(50)]
     for spec in specs:
         server.tell(spec)
-    assert sorted(server.expect(slow.ModelLoaded).model_id for _ in specs) == [spec.model_id for spec in specs]
+    assert sorted(server.expect(messages.ModelLoaded).model_id for _ in specs) == [spec.model_id for spec in specs]
     assert server.outcome(server.request(model_id=59)).status is SlotStatus.OK
 
 
@@ -247,7 +247,7 @@ def stopped(tiny_model):
 @pytest.mark.parametrize(("task_us", "hang"), STOPPED)
 def test_a_stopped_worker_is_reported_and_replaced(stopped, task_us, hang):
     server, running = stopped[task_us, hang]
-    stuck = server.expect(slow.WorkerStuck)
+    stuck = server.expect(messages.WorkerStuck)
     assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
     server.kill_worker(1)
     assert server.outcome(running).status is SlotStatus.OK

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.server.requests.data_plane import Submission
 from tests.helpers.tiny_model import TASKS, make_artifact
 from tests.scheduler.conftest import LAYERS, Server, arena_bytes
@@ -33,13 +33,13 @@ class BothPrecisions(Server):
                        arena_bytes=arena_bytes(self._plans[0].cache_dir / key))  # fmt: skip
         self.specs = [self.specs[0], fast]
         self.tell(fast)
-        assert self.expect(slow.ModelLoaded).model_id == FAST
+        assert self.expect(messages.ModelLoaded).model_id == FAST
         self.tell_times()
 
     def tell_times(self) -> None:
         """What a supervisor says of models, to every scheduler anew."""
-        self.tell(slow.SetProfile(FAST, FAST_US))
-        self.tell(slow.SetProfile(EXACT, EXACT_US))
+        self.tell(messages.SetProfile(FAST, FAST_US))
+        self.tell(messages.SetProfile(EXACT, EXACT_US))
 
     fast: tuple[Path, str]
 
@@ -116,10 +116,10 @@ def test_without_bf16_what_waits_goes_on_in_fp32(both: BothPrecisions) -> None:
     running = both.request(hang=1, priority=-1)  # nobody takes its cores
     both.await_gang(2)
     waiting = [both.timed(within_us) for within_us in (1e6, 6e3)]
-    both.tell(slow.UnloadModel(FAST))
+    both.tell(messages.UnloadModel(FAST))
     assert both.outcome(both.request(model_id=FAST)).status is SlotStatus.UNAVAILABLE
     both.hurry(running)
-    assert both.expect(slow.ModelUnloaded).model_id == FAST
+    assert both.expect(messages.ModelUnloaded).model_id == FAST
     assert {both.precision(request) for request in waiting} == {"fp32"}
     assert both.precision(both.timed(6e3)) == "fp32"
 
@@ -128,8 +128,8 @@ def test_without_bf16_what_waits_goes_on_in_fp32(both: BothPrecisions) -> None:
 def test_unloading_both_gives_all_memory_back(both: BothPrecisions) -> None:
     assert {both.precision(both.timed(within_us)) for within_us in (1e6, 6e3)} == {"fp32", "bf16"}
     for model_id in (FAST, EXACT):
-        both.tell(slow.UnloadModel(model_id))
-        assert both.expect(slow.ModelUnloaded).model_id == model_id
+        both.tell(messages.UnloadModel(model_id))
+        assert both.expect(messages.ModelUnloaded).model_id == model_id
     assert os.fstat(both.memory.arenas.fd).st_blocks == 0
     assert both.outcome(both.timed(1e6)).status is SlotStatus.UNAVAILABLE
 

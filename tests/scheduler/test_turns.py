@@ -8,7 +8,7 @@ import pytest
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import loop as live
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.policies import turns
 from gangway.scheduler.policy import Resize, Start
 from gangway.server.control.supervisor.shared_memory import SUPERVISOR
@@ -95,10 +95,10 @@ def test_the_end_of_a_query_is_heard_by_the_clock(scripted, monkeypatch):
 def test_an_unload_does_not_wait_for_the_clock(scripted):
     request = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(skips_completions=True))
-    scripted.tell(slow.UnloadModel(7))
+    scripted.tell(messages.UnloadModel(7))
     scripted.until(lambda: scripted.is_asleep(skips_completions=False))
     scripted.hurry(request)
-    assert scripted.expect(slow.ModelUnloaded).model_id == 7
+    assert scripted.expect(messages.ModelUnloaded).model_id == 7
 
 
 def run_two_beside_each_other(server, skips_completions):
@@ -280,7 +280,7 @@ def test_a_core_that_nobody_waits_for_costs_no_turn(scripted, stopped):
 def test_the_supervisor_is_heard_in_the_turn_in_which_others_are(scripted):
     def answer(snapshot):
         if not told:
-            scripted.tell(slow.FrontEndDied(SUPERVISOR))
+            scripted.tell(messages.FrontEndDied(SUPERVISOR))
             told.append(scripted.request())
         else:
             heard.append(scripted.link.receive())
@@ -290,7 +290,7 @@ def test_the_supervisor_is_heard_in_the_turn_in_which_others_are(scripted):
     scripted.script.answer = answer
     assert scripted.outcome(scripted.request()).status is SlotStatus.OK
     assert scripted.outcome(told[0]).status is SlotStatus.OK
-    assert heard[0] == slow.FrontEndQuiet(SUPERVISOR)
+    assert heard[0] == messages.FrontEndQuiet(SUPERVISOR)
 
 
 def test_the_last_rank_of_a_query_that_is_done_frees_no_instance_and_asks_nobody(tiny_model):

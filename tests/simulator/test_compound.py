@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.stages.former import StagePlan
+from gangway.scheduler.stages.compound_policy import StagePlan
 from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequential
 from gangway.server.cli import main
 from gangway.simulator.compound import Staged, compare, makespan_us, today_us

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from gangway.scheduler import messages as slow
+from gangway.scheduler import messages
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.control.supervisor.events import EventQueue
 from gangway.server.control.supervisor.log import ServerLog
@@ -18,7 +18,7 @@ from gangway.server.options.server import GeneralOptions
 _log = logging.getLogger(__name__)
 
 
-class SchedulerControl(PeerProcess[slow.ControlMessage]):
+class SchedulerControl(PeerProcess[messages.ControlMessage]):
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
 
     `events` get what concerns other parts of the supervisor; ModelFailed is of a model that workers had.
@@ -32,7 +32,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         log: ServerLog,
         events: EventQueue,
     ) -> None:
-        super().__init__("scheduler", slow.control_peer)
+        super().__init__("scheduler", messages.control_peer)
         self._memory = memory
         self._log = log
         self._plan = SchedulerPlan(
@@ -51,10 +51,10 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         )
         self._core = placement.scheduler
         self._events = events
-        self._specs: dict[int, slow.LoadModel] = {}
-        self._profiles: dict[int, slow.SetProfile] = {}
-        self._measured: dict[int, slow.UseProfile] = {}
-        self._schedules: dict[int, slow.UseSchedule] = {}  # by their numbers
+        self._specs: dict[int, messages.LoadModel] = {}
+        self._profiles: dict[int, messages.SetProfile] = {}
+        self._measured: dict[int, messages.UseProfile] = {}
+        self._schedules: dict[int, messages.UseSchedule] = {}  # by their numbers
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._unloading: set[int] = set()
         self._unloads: dict[int, asyncio.Future[None]] = {}  # those that are waited for
@@ -73,11 +73,11 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
     def begun(self) -> None:
         """Tell a process all there is to know."""
         super().begun()
-        known: list[slow.ControlMessage] = [*self._specs.values(), slow.BeginServing()]
+        known: list[messages.ControlMessage] = [*self._specs.values(), messages.BeginServing()]
         known += [*self._profiles.values(), *self._measured.values(), *self._schedules.values()]
-        known += [slow.FrontEndDied(front_end) for front_end in self._quieting]
-        known += [slow.UnloadModel(model_id) for model_id in self._unloading]
-        known += [slow.WorkerMissing(core) for core in self._missing]
+        known += [messages.FrontEndDied(front_end) for front_end in self._quieting]
+        known += [messages.UnloadModel(model_id) for model_id in self._unloading]
+        known += [messages.WorkerMissing(core) for core in self._missing]
         for message in known:
             self.send(message)
 
@@ -85,7 +85,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         """Have the scheduler look."""
         self._memory.control.scheduler_bell.ring_for_control()
 
-    async def load(self, spec: slow.LoadModel) -> None:
+    async def load(self, spec: messages.LoadModel) -> None:
         """Return when every worker has the model. Raises ModelLoadError."""
         self._specs[spec.model_id] = spec
         done = self._loading[spec.model_id] = asyncio.get_running_loop().create_future()
@@ -104,7 +104,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         if model_id not in self._specs:
             return
         self._forget(model_id)
-        self.send(slow.UnloadModel(model_id))
+        self.send(messages.UnloadModel(model_id))
 
     async def unloaded(self, model_id: int, timeout_seconds: float) -> bool:
         """Return when all memory of a model is given back that was told to unload; False if that takes too long."""
@@ -119,7 +119,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
             self._unloads.pop(model_id, None)
         return True
 
-    def set_profile(self, profile: slow.SetProfile) -> None:
+    def set_profile(self, profile: messages.SetProfile) -> None:
         """Tell the measured latency of a model, and its target, if it is still there."""
         if profile.model_id not in self._specs:
             return
@@ -130,7 +130,7 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         """Tell where a model's profile is, if the model is still there."""
         if model_id not in self._specs:
             return
-        self._measured[model_id] = slow.UseProfile(model_id, str(path))
+        self._measured[model_id] = messages.UseProfile(model_id, str(path))
         self.send(self._measured[model_id])
 
     @property
@@ -138,11 +138,11 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
         """How many NUMA nodes there are that gangs keep to."""
         return max(1, len(self._plan.nodes))
 
-    def spec_of(self, model_id: int) -> slow.LoadModel | None:
+    def spec_of(self, model_id: int) -> messages.LoadModel | None:
         """Return what the scheduler was told of a model that is there."""
         return self._specs.get(model_id)
 
-    def use_schedule(self, schedule: slow.UseSchedule) -> None:
+    def use_schedule(self, schedule: messages.UseSchedule) -> None:
         """Tell by what schedule compound tasks of some models run."""
         self._schedules[schedule.number] = schedule
         self.send(schedule)
@@ -150,13 +150,13 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
     def drop_schedule(self, number: int) -> None:
         """Tell that no compound task runs by this schedule any more."""
         if self._schedules.pop(number, None) is not None:
-            self.send(slow.UseSchedule(number))
+            self.send(messages.UseSchedule(number))
 
     def worker_missing(self, core: int) -> None:
         """Tell that a worker that died has no successor for now."""
         if core not in self._missing:
             self._missing.add(core)
-            self.send(slow.WorkerMissing(core))
+            self.send(messages.WorkerMissing(core))
 
     def worker_started(self, core: int) -> None:
         """Note that there is a worker, which reports to the scheduler by itself."""
@@ -165,44 +165,44 @@ class SchedulerControl(PeerProcess[slow.ControlMessage]):
     async def front_end_quiet(self, front_end: int) -> None:
         """Tell that a front end is dead; return when nothing touches its io segment any more."""
         done = self._quieting[front_end] = asyncio.get_running_loop().create_future()
-        self.send(slow.FrontEndDied(front_end))
+        self.send(messages.FrontEndDied(front_end))
         await done
 
     async def stop(self, timeout_seconds: float) -> None:
         """End scheduler and workers (they get Exit from it); kill the scheduler when that takes too long."""
         self.stop_restarting()
-        self.send(slow.StopScheduler())
+        self.send(messages.StopScheduler())
         await self.wait(timeout_seconds)
 
-    def heard(self, message: slow.ControlMessage) -> None:
+    def heard(self, message: messages.ControlMessage) -> None:
         """The scheduler has said something."""
         match message:
-            case slow.ModelLoaded(model_id):
+            case messages.ModelLoaded(model_id):
                 self._settle(model_id, None)
-            case slow.ModelFailed(model_id, reason):
+            case messages.ModelFailed(model_id, reason):
                 self._forget(model_id)
                 if not self._settle(model_id, ModelLoadError(reason)):  # no worker has it any more, or it ends workers
                     self._events.put(message)
-            case slow.ArtifactLost(model_id):
+            case messages.ArtifactLost(model_id):
                 if model_id in self._specs:
                     self._events.put(message)
-            case slow.FrontEndQuiet(front_end):
+            case messages.FrontEndQuiet(front_end):
                 if not (quiet := self._quieting.pop(front_end)).done():
                     quiet.set_result(None)
-            case slow.WorkerStuck():
+            case messages.WorkerStuck():
                 self._events.put(message)
-            case slow.Recovered(requests):
+            case messages.Recovered(requests):
                 self.has_become_ready()
                 _log.info(
                     "the scheduler (process %d) is ready, with %d requests of its predecessor", self.pid, requests
                 )
-            case slow.ModelUnloaded(model_id) if model_id in self._unloading:
+            case messages.ModelUnloaded(model_id) if model_id in self._unloading:
                 _log.debug("model %d is unloaded", model_id)
                 self._unloading.remove(model_id)
                 if (done := self._unloads.get(model_id)) is not None and not done.done():
                     done.set_result(None)
                 self._events.put(message)
-            case slow.ModelUnloaded():
+            case messages.ModelUnloaded():
                 pass  # said by a scheduler and by its successor
             case _:
                 raise ValueError(f"unexpected {message}")

@@ -19,7 +19,7 @@ from gangway.server.requests.contents import EMPTY_FINAL_PARAMETER, MAX_ID_BYTES
 from gangway.server.serving.http.call import CallResponses
 from gangway.server.serving.http.infer import (
     BinaryOutputs,
-    JsonRequest,
+    HttpRequest,
     Output,
     deduced_shape,
     outputs_of,
@@ -51,7 +51,7 @@ NOT_ONE: Final = (
 )
 
 
-def read_generate(model: ServedModel, version: str, text: bytes | memoryview) -> JsonRequest:
+def read_generate(model: ServedModel, version: str, text: bytes | memoryview) -> HttpRequest:
     """Understand the body of a generate request: a JSON object whose members are inputs or parameters, by their names.
 
     A value is a tensor of as many elements as it has. Raises RequestError (INVALID_ARGUMENT).
@@ -77,7 +77,7 @@ def read_generate(model: ServedModel, version: str, text: bytes | memoryview) ->
             set_parameter(message.parameters[name], value, f"{where}: parameter '{name}'")
         else:
             contents.append(_add_input(message, tensor, value, model))
-    return JsonRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), BinaryOutputs())
+    return HttpRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), BinaryOutputs())
 
 
 def _add_input(message: pb.ModelInferRequest, tensor: Tensor, value: Any, model: ServedModel) -> bytes | UnreadTensor:

@@ -73,8 +73,8 @@ class BinaryOutputs:
 
 
 @dataclass(frozen=True)
-class JsonRequest:
-    """What the JSON says. `contents`: of each input that is sent, its bytes, or how many of them follow the JSON.
+class HttpRequest:
+    """What a body says, as JSON or as one raw tensor. `contents`: of each input that is sent, its bytes, or how many of them follow the JSON.
 
     Numbers of a large array are read when the rest of the request has been found right.
     """
@@ -115,13 +115,13 @@ def _with_unread(raws: list[memoryview], unread: Mapping[int, UnreadTensor]) -> 
     return [unread[index].read() if index in unread else raw for index, raw in enumerate(raws)]
 
 
-class JsonRequests:
+class HttpRequests:
     """Reads requests. Those of equal JSON (a client's differ only in their tensors) are understood once."""
 
     def __init__(self) -> None:
-        self._requests: Remembered[tuple[str, str, bytes], JsonRequest] = Remembered()
+        self._requests: Remembered[tuple[str, str, bytes], HttpRequest] = Remembered()
 
-    def read(self, model: str, version: str, text: memoryview) -> JsonRequest:
+    def read(self, model: str, version: str, text: memoryview) -> HttpRequest:
         """Return what the JSON says. Raises RequestError (INVALID_ARGUMENT)."""
         if len(text) > MAX_CACHED_TEXT_BYTES:
             return read_request(model, version, text)
@@ -134,7 +134,7 @@ class JsonRequests:
         return request
 
 
-def read_request(model: str, version: str, text: Body) -> JsonRequest:
+def read_request(model: str, version: str, text: Body) -> HttpRequest:
     """Understand the JSON. Raises RequestError (INVALID_ARGUMENT)."""
     content = parse_object(text)
     where = f"request for model '{model}'"
@@ -150,7 +150,7 @@ def read_request(model: str, version: str, text: Body) -> JsonRequest:
         bool(binary_output), tuple((name, is_binary) for name, is_binary in named if is_binary is not None)
     )
     header = message.SerializeToString(deterministic=True)
-    return JsonRequest(header, _request_id(content, where), tuple(contents), binary_outputs)
+    return HttpRequest(header, _request_id(content, where), tuple(contents), binary_outputs)
 
 
 def _request_id(content: Mapping[str, Any], where: str) -> bytes:
@@ -381,7 +381,7 @@ def deduced_shape(tensor: Tensor, elements: int, where: str, one_row: bool = Fal
 _LENGTH: Final = struct.Struct("<I")
 
 
-def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
+def read_raw(model: ServedModel, version: str, body: memoryview) -> HttpRequest:
     """Return the request of a body without JSON: it is the one input of the model, for one row.
 
     One of BYTES has one element, which is the body. Every output is wanted in the same way. Raises RequestError
@@ -400,4 +400,4 @@ def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
     content = body if size else b"".join((_LENGTH.pack(len(body)), body))
     message = pb.ModelInferRequest(model_name=model.name, model_version=version)
     message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    return JsonRequest(message.SerializeToString(), b"", (content,), BinaryOutputs(binary=True))
+    return HttpRequest(message.SerializeToString(), b"", (content,), BinaryOutputs(binary=True))

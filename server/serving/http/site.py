@@ -30,8 +30,8 @@ from gangway.server.serving.http.generate import (
 )
 from gangway.server.serving.http.infer import (
     BinaryOutputs,
-    JsonRequest,
-    JsonRequests,
+    HttpRequest,
+    HttpRequests,
     JsonResponses,
     most_body_bytes,
     read_raw,
@@ -111,7 +111,7 @@ class HttpSite(Site):
         self._work = work
         self._watchers = watchers
         self._held_bytes = 0
-        self._requests = JsonRequests()
+        self._requests = HttpRequests()
         self._responses = JsonResponses()
         self.streams = EventStreams(service.unsent_bytes)
 
@@ -285,7 +285,7 @@ class HttpSite(Site):
     async def _infer_reply(self, call: HttpCall) -> Reply:
         body, model, version = memoryview(call.body), call.route.model, call.route.version
         json_bytes = _json_bytes(call.headers, len(body))
-        request: JsonRequest
+        request: HttpRequest
         if json_bytes or HEADER_LENGTH not in call.headers:
             request = await self._read(json_bytes, self._requests.read, model, version, body[:json_bytes])
             binary = body[json_bytes:]
@@ -311,7 +311,7 @@ class HttpSite(Site):
     async def _generate(self, call: HttpCall) -> CallResponses:
         """Have a generate request executed; return where its responses come. Raises RequestError."""
         body, model = call.body, self._models().find(call.route.model, call.route.version)
-        request: JsonRequest = await self._read(len(body), read_generate, model, call.route.version, body)
+        request: HttpRequest = await self._read(len(body), read_generate, model, call.route.version, body)
         del body
         responses = call.expect_responses()
         self._start(call, request, memoryview(b""))
@@ -354,13 +354,13 @@ class HttpSite(Site):
             return await self._work.run(write, response)
         return write(response)
 
-    async def _read(self, size_bytes: int, read: Callable[..., JsonRequest], *arguments: Any) -> JsonRequest:
+    async def _read(self, size_bytes: int, read: Callable[..., HttpRequest], *arguments: Any) -> HttpRequest:
         """Understand so many bytes of a request. Raises RequestError."""
         if size_bytes <= QUICK_BYTES:
             return read(*arguments)
         return await self._work.run(read, *arguments)
 
-    def _start(self, call: HttpCall, request: JsonRequest, binary: memoryview) -> None:
+    def _start(self, call: HttpCall, request: HttpRequest, binary: memoryview) -> None:
         """Have the request executed, which answers the call. Raises RequestError."""
         header, request_id = request.header, request.request_id
         raws = request.raws(call.route.model, binary)

@@ -7,7 +7,7 @@ import pytest
 
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Snapshot, Start
-from gangway.scheduler.stages.former import MISSING_US, SCHEDULE_BITS, CompoundFormer, Fallback, StagePlan
+from gangway.scheduler.stages.compound_policy import MISSING_US, SCHEDULE_BITS, CompoundPolicy, Fallback, StagePlan
 from gangway.scheduler.stages.ir import schedule, schedule_us
 from gangway.simulator.loop import LoadDetails, simulate
 from gangway.simulator.machine import Machine
@@ -37,7 +37,7 @@ def plan(known, pointers=((2, 4), (3, 8), (0, 1))):
 
 
 def former(known, policy="gangway", **changes):
-    made = CompoundFormer(make_policy(policy))
+    made = CompoundPolicy(make_policy(policy))
     made.use(SCHEDULE, plan(known, **changes))
     return made
 
@@ -116,7 +116,7 @@ def test_tasks_with_targets_do_not_keep_best_effort_queries_for_ever():
     known = models()
     targets = {number: profile([200.0] * 6, CORES, number, 5e3) for number in (FIRST, SECOND)}
     known |= targets
-    policy = CompoundFormer(make_policy("gangway"))
+    policy = CompoundPolicy(make_policy("gangway"))
     stages = schedule((known[FIRST], known[SECOND]), ((6,), (6,)), CORES)
     policy.use(SCHEDULE, StagePlan((FIRST, SECOND), stages, CORES, 600.0))
     times, numbers, compounds = [10.0], [BULK], {}
@@ -192,7 +192,7 @@ def test_what_the_schedule_lacks_makes_ordinary_queries(fields, why):
 def test_without_schedules_the_policy_is_asked_as_it_is():
     known = models()
     seen = []
-    policy = CompoundFormer(make_policy("gangway"))
+    policy = CompoundPolicy(make_policy("gangway"))
     policy._inner.decide = lambda shown: seen.append(shown) or []
     shown = snapshot(known, members(FIRST, SECOND, THIRD))
     assert policy.decide(shown) == [] and seen == [shown]

@@ -110,7 +110,7 @@ class Task:
         return max(following_us, self.plan.time_us - (now_us - self.begun_us))
 
 
-class CompoundFormer(Policy):
+class CompoundPolicy(Policy):
     """Any policy, and compound tasks by schedule. `planned`, `fallen`: how many ran to their end so, and did not."""
 
     def __init__(self, inner: Policy) -> None:
