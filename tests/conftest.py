@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+
+# A bound on the time of one example measures the machine, which other tests use, too.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Tests of this process are of the sources as they are. Servers that tests start run compiled, as those of users do.
 os.environ["GANGWAY_INTERPRETED"] = "1"

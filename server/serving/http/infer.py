@@ -74,8 +74,9 @@ class BinaryOutputs:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """What a body says, as JSON or as one raw tensor. `contents`: of each input that is sent, its bytes, or how many of them follow the JSON.
+    """What a body says, as JSON or as one raw tensor.
 
+    `contents`: of each input that is sent, its bytes, or how many of them follow the JSON.
     Numbers of a large array are read when the rest of the request has been found right.
     """
 
