@@ -47,7 +47,7 @@ CHECKS: Mapping[str, Sequence[str]] = {
         "tests/compiler/test_fallback.py",
     ),
     "files and options": ("tests/artifact", "tests/server/options"),
-    "layers": ("tests/compiler/test_agreement.py", "tests/compiler/lower"),
+    "layers": ("tests/compiler/comparison/test_agreement.py", "tests/compiler/lower"),
 }
 
 

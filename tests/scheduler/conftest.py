@@ -90,13 +90,21 @@ class Server:
         raise TimeoutError(f"no {kind.__name__}")
 
     def request(
-        self, task_us: float = 0, crash: int = 0, hang: int = 0, rows: int = 1, model_id: int = 7, **fields: int
+        self,
+        task_us: float = 0,
+        crash: int = 0,
+        hang: int = 0,
+        rows: int = 1,
+        model_id: int = 7,
+        alone: bool = False,
+        last: bool = True,
+        **fields: int,
     ) -> Submission:
         """Submit a query whose tasks last so long; `crash` and `hang`: 1 + the task of layer 0 that does it."""
         request = self.open(rows, model_id)
         for row in range(rows):
             self.order(request, row, task_us, crash, hang)
-        request.submit(Scheduling(**fields))
+        request.submit(Scheduling(**fields), alone=alone, last=last)
         return request
 
     def open(self, rows: int = 1, model_id: int = 7) -> Submission:
