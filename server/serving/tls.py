@@ -15,7 +15,7 @@ from gangway.server.access import TlsError, TlsFiles, check_files, stamp
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 20.0
-ACCEPTED_AT_ONCE: Final = 64  # before others on the loop have their turn
+ACCEPTED_AT_ONCE: Final = 16  # before others on the loop have their turn, and connections sent away are closed
 NO_DESCRIPTOR_PAUSE_SECONDS: Final = 0.1
 
 
