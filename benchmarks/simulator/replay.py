@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -39,6 +40,7 @@ MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
 QOS_MULTIPLE = 5
 TARGET = "target"
 TRIES = 3  # for each undisturbed run that is wanted
+_Around: TypeAlias = tuple[Mapping[str, Lone], ...]  # what lone requests took before and after a run
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ def replay(
     others_at_most: float = float("inf"),
     drift_at_most: float = float("inf"),
 ) -> Replay | None:
-    """Serve the trace live, until `runs` were undisturbed, and simulate it. None if other processes were at work from
-    the start or in too many runs. What others used and how lone requests differ tell, not a run's result.
+    """Serve the trace live, until `runs` were undisturbed and repeat each other, and simulate it.
+
+    None if other processes were at work from the start or in too many runs, or if runs of the same trace differ by more
+    than `drift_at_most`. Others' use, lone requests and repeated runs tell, never what the simulator says.
 
     `artifacts`: compiled models by name, `models`: the repository with their ONNX files, `folder`: an empty one.
     `load`: queries a second, times what a lone one takes on average.
@@ -91,20 +95,24 @@ def replay(
         seen_lone = [lone]
         outcomes: Outcomes | None = None
         done: list[LiveRun] = []
-        quiet: list[LiveRun] = []
-        while len(quiet) < runs and len(done) < TRIES * runs:
+        quiet: list[tuple[LiveRun, _Around]] = []  # with the lone requests around each
+        steady: Sequence[tuple[LiveRun, _Around]] = ()
+        while not steady and len(done) < TRIES * runs:
             outcomes, run = live.replay(arrivals)
             seen_lone.append(live.all_lone(scaled))
             done.append(replace(run, drift=_drift(*seen_lone[-2:])))
             if done[-1].others <= others_at_most and done[-1].drift <= drift_at_most:
-                quiet.append(done[-1])
-    if outcomes is None or len(quiet) < runs:
+                quiet.append((done[-1], tuple(seen_lone[-2:])))
+                steady = _steady(quiet, runs, drift_at_most)
+    if outcomes is None or not steady:
         return None
-    lone = _medians(seen_lone)
-    way_us = float(np.median([each.way_us for seen in seen_lone for each in seen.values()]))
-    result = _simulate(policy, measured, scaled, lone, way_us, arrivals, quiet)
+    chosen = [run for run, _ in steady]
+    lone_around = [lone for _, around in steady for lone in around]
+    lone = _medians(lone_around)
+    way_us = float(np.median([each.way_us for seen in lone_around for each in seen.values()]))
+    result = _simulate(policy, measured, scaled, lone, way_us, arrivals, chosen)
     targets = {TARGET: [model.qos_us for model in scaled]}
-    seen = replace(outcomes, latency_us=np.median([run.latency_us for run in quiet], axis=0))
+    seen = replace(outcomes, latency_us=np.median([run.latency_us for run in chosen], axis=0))
     return Replay(
         lone,
         load * 1e6 / mean_us,
@@ -113,6 +121,20 @@ def replay(
         summarise(result.outcomes, targets).total,
         result,
     )
+
+
+def _steady(
+    quiet: Sequence[tuple[LiveRun, _Around]], runs: int, spread_at_most: float
+) -> Sequence[tuple[LiveRun, _Around]]:
+    """Return so many runs of the same trace whose mean latencies are nearest; none if they differ by more than that."""
+    by_mean = sorted(quiet, key=lambda each: float(each[0].latency_us.mean()))
+    windows = [by_mean[first : first + runs] for first in range(len(by_mean) - runs + 1)]
+
+    def spread(window: Sequence[tuple[LiveRun, _Around]]) -> float:
+        return float(window[-1][0].latency_us.mean() / window[0][0].latency_us.mean()) - 1
+
+    nearest = min(windows, key=spread, default=())
+    return nearest if nearest and spread(nearest) <= spread_at_most else ()
 
 
 def _drift(before: Mapping[str, Lone], after: Mapping[str, Lone]) -> float:
