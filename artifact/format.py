@@ -263,6 +263,11 @@ class Staging(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+def align_up(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
+    """Return the least multiple of the alignment that is no smaller."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
 def plan_staging(manifest: Manifest) -> Staging:
     """Give each tensor that a batch kernel uses a place, aligned to 64 bytes; none if the model takes no batches."""
     used = _used_by_batch_kernels(manifest) if manifest.batched else set()
@@ -270,7 +275,7 @@ def plan_staging(manifest: Manifest) -> Staging:
     places: dict[MemorySpace, dict[int, int]] = {MemorySpace.INPUT: {}, MemorySpace.OUTPUT: {}}
     for space, index in sorted(used):
         places[space][index] = end
-        end += -(-_tensor(manifest, space, index).row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        end += align_up(_tensor(manifest, space, index).row_bytes)
     return Staging(places[MemorySpace.INPUT], places[MemorySpace.OUTPUT], end - manifest.arena_bytes)
 
 

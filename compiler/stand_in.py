@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import onnx
 
-from gangway.artifact.format import ALIGNMENT_BYTES, LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest
+from gangway.artifact.format import LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest, align_up
 from gangway.artifact.onnx_session import open_session, reason_of
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.base.host_limits import anonymous_bytes
@@ -96,7 +96,7 @@ def _move(tensor: onnx.TensorProto, stretch: Stretch, source: BinaryIO, data: Fi
         source.seek(stretch.begin)
         tensor.raw_data = source.read(stretch.size_bytes)
         return
-    offset = data.seek(-(-data.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+    offset = data.seek(align_up(data.tell()))
     begin, end = stretch.begin, stretch.begin + stretch.size_bytes
     while begin < end:
         sent = os.sendfile(data.fileno(), source.fileno(), begin, end - begin)  # no byte comes into this process

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.artifact.format import align_up
 from gangway.python_backend.elements import join_elements
 
 WORD_BYTES: Final = 8
@@ -43,10 +43,10 @@ def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
     end = WORD_BYTES * (2 + sum(2 + len(shape) for shape, _ in tensors))
     parts = []
     for shape, size_bytes in tensors:
-        offset = _aligned(end)
+        offset = align_up(end)
         parts.append(FramePart(tuple(shape), offset, size_bytes))
         end = offset + size_bytes
-    return Frame(tuple(parts), _aligned(end))
+    return Frame(tuple(parts), align_up(end))
 
 
 def write_header(view: memoryview, frame: Frame) -> bool:
@@ -141,7 +141,3 @@ def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int) -> bytes
     """Return contents to try a model with: zeros; where strings are wanted, "0", which most models can read."""
     count = math.prod(shape)
     return join_strings([b"0"] * count) if datatype == "BYTES" else bytes(count * item_bytes)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

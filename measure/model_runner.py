@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self, TypeVar
 
-from gangway.artifact.format import MAX_TENSORS, Manifest, TensorSpec
+from gangway.artifact.format import MAX_TENSORS, Manifest, TensorSpec, align_up
 from gangway.base.memory_budget import memory_budget
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.launch import WorkerPlan, start_worker
@@ -370,4 +370,4 @@ def example(tensor: TensorSpec) -> bytes:
 
 def aligned(size_bytes: int) -> int:
     """Return the size rounded up to whole pages."""
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return align_up(size_bytes, _ALIGNMENT_BYTES)

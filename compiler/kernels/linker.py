@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gangway.artifact.format import align_up
+
 _EHDR: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _PHDR: Final = struct.Struct("<IIQQQQQQ")
 _SHDR: Final = struct.Struct("<IIQQQQIIQQ")
@@ -210,10 +212,10 @@ class _Link:
         for group in groups:
             begin = at
             for section in group:
-                section.address = at = _aligned(at, section.alignment)
+                section.address = at = align_up(at, section.alignment)
                 at += section.size
             bounds.append((begin, at))
-            at = _aligned(at, _PAGE_BYTES)
+            at = align_up(at, _PAGE_BYTES)
         self._stub_address, self._slot_address = stubs.address, slots.address
 
         image = bytearray(bounds[-1][1])  # addresses are offsets in the file
@@ -313,10 +315,6 @@ class _Link:
             code += _STUB + _INT32.pack(self._slot_address + number * _SLOT.size - behind)
             code = code.ljust((number + 1) * _STUB_BYTES, b"\xcc")
         return code
-
-
-def _aligned(at: int, alignment: int) -> int:
-    return -(-at // alignment) * alignment
 
 
 def _string_table(names: Iterable[str]) -> tuple[bytes, dict[str, int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangway.artifact.format import ALIGNMENT_BYTES, MemorySpace
+from gangway.artifact.format import MemorySpace, align_up
 from gangway.compiler.kernels.specs import READ_BEHIND_BYTES
 from gangway.compiler.kernels.templates.int8 import instructions as int8
 from gangway.compiler.place.memory import BF16, Buffer, PlacedLayer
@@ -60,7 +60,7 @@ def size_bytes_of(buffer: Buffer, lanes: int) -> int:
     behind = READ_BEHIND_BYTES if buffer.kind.dtype == BF16 and buffer.layout == "blocked" else 0
     if buffer.layout in ("bytes", "pixels"):
         behind = int8.READ_BEHIND_BYTES
-    return _aligned(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize + behind)
+    return align_up(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize + behind)
 
 
 def _place_free(intervals: Iterable[_Interval]) -> int:
@@ -95,7 +95,3 @@ def _place_strict(intervals: Iterable[_Interval], begin_bytes: int) -> int:
             buffer.offset_bytes = users[free].buffer.offset_bytes
             users[free] = interval
     return end_bytes
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -22,14 +22,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.artifact.format import TensorSpec, align_up
 from gangway.base.memory_budget import memory_budget
 from gangway.executor.frames import Frame, is_absent
 from gangway.executor.messages import Bell, Cancel, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import GOES_ON, NEVER_JOINED, SlotOutcome, SlotStatus, SlotTable, places_bytes
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.requests.heap import KEPT_BYTES, ColdError, Heap, HeapFullError, align, size_class
+from gangway.server.requests.heap import KEPT_BYTES, ColdError, Heap, HeapFullError, size_class
 
 AtEnd = Callable[[Callable[[], object]], object]  # `loop.LoopTurn.at_end`
 
@@ -85,13 +85,13 @@ class TensorBlock:
         places, position = [], self.offset
         for size_bytes in sizes_bytes:
             places.append(TensorPlace(self, position, size_bytes))
-            position += align(size_bytes, ALIGNMENT_BYTES)
+            position += align_up(size_bytes)
         return places
 
 
 def total_bytes(sizes_bytes: Sequence[int]) -> int:
     """Return the size of a block for tensors of these sizes."""
-    return sum(align(size_bytes, ALIGNMENT_BYTES) for size_bytes in sizes_bytes)
+    return sum(align_up(size_bytes) for size_bytes in sizes_bytes)
 
 
 class TensorPlace(NamedTuple):
@@ -233,7 +233,7 @@ class BlockPlacement:
         places, position = [], 0
         for size_bytes in (*inputs, *outputs):
             places.append((position, size_bytes))
-            position += align(size_bytes, ALIGNMENT_BYTES)
+            position += align_up(size_bytes)
         size_bytes = position + places_bytes(len(inputs), len(outputs))
         return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position, size_bytes)
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
-from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.artifact.format import ALIGNMENT_BYTES, align_up
 
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
 
@@ -35,7 +35,7 @@ class Heap:
     def __init__(
         self, begin: int, end: int, take: MoveRange, give_back: MoveRange, kept_bytes: int = KEPT_BYTES
     ) -> None:
-        begin = align(begin, ALIGNMENT_BYTES)
+        begin = align_up(begin)
         end -= end % ALIGNMENT_BYTES
         if end < begin:
             raise ValueError(f"no room between {begin} and {end}")
@@ -177,9 +177,4 @@ class Heap:
 def size_class(size_bytes: int) -> int:
     """Round up so that a power of two has eight classes (at most an eighth is wasted), each a multiple of 64 bytes."""
     step = max(ALIGNMENT_BYTES, 1 << max(0, size_bytes.bit_length() - 4))
-    return max(align(size_bytes, step), ALIGNMENT_BYTES)
-
-
-def align(value: int, step: int) -> int:
-    """Return the next multiple of `step`."""
-    return -(-value // step) * step
+    return max(align_up(size_bytes, step), ALIGNMENT_BYTES)
