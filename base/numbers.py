@@ -4,35 +4,40 @@ import argparse
 import math
 
 
-def number(text: str, expected: str, above: float = -math.inf, most: float = math.inf) -> float:
-    """Return a finite number above one bound, up to another. Raises ArgumentTypeError that names what was expected."""
+def number(
+    text: str, expected: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> float:
+    """Return a finite number above one bound, from another up to a third.
+
+    Raises ArgumentTypeError that names what was expected.
+    """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and above < value <= most):
+    if not (math.isfinite(value) and above < value and least <= value <= most):
         raise argparse.ArgumentTypeError(f"{expected} was expected, not {text!r}")
     return value
 
 
 def positive(text: str) -> float:
     """Return a number above 0."""
-    return number(text, "a positive number", 0.0)
+    return number(text, "a positive number", above=0.0)
 
 
 def seconds(text: str) -> float:
     """Return a number of seconds above 0, up to a million."""
-    return number(text, "a positive number of seconds", 0.0, 1e6)
+    return number(text, "a positive number of seconds", above=0.0, most=1e6)
 
 
 def percent(text: str) -> float:
     """Return a number above 0 and up to 100."""
-    return number(text, "a number above 0 and up to 100", 0.0, 100.0)
+    return number(text, "a number above 0 and up to 100", above=0.0, most=100.0)
 
 
 def share(text: str) -> float:
     """Return a number above 0 and up to 1."""
-    return number(text, "a share above 0 and up to 1", 0.0, 1.0)
+    return number(text, "a share above 0 and up to 1", above=0.0, most=1.0)
 
 
 def count(text: str) -> int:

@@ -6,8 +6,6 @@ are an output of the model, too, so that both products and the softmax stay laye
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.kernels.timing import elapsed_us
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
@@ -117,7 +116,7 @@ def measure(tokens: int, core: int, rounds: int) -> Row:
                     dense = [layer.operator.startswith(("Gemm", "MatMul+", "Layer")) for layer in manifest.layers]
                     others = [us for us, is_dense in zip(run.layer_us, dense, strict=True) if not is_dense]
                     attention_us[side].append(sum(others))
-                times_us["onnxruntime"].append(_us(lambda: session.run(None, feeds)))
+                times_us["onnxruntime"].append(elapsed_us(lambda: session.run(None, feeds)))
     least = {side: min(times) for side, times in times_us.items()}
     ours = least["one kernel"]
     return {
@@ -127,12 +126,6 @@ def measure(tokens: int, core: int, rounds: int) -> Row:
         "over onnxruntime": ours / least["onnxruntime"],
         "between the products us": " / ".join(f"{min(times):.0f}" for times in attention_us.values()),
     }
-
-
-def _us(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e6
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from benchmarks.kernels.timing import elapsed_us
 from gangway.artifact.cache import Cache
 from gangway.compiler.kernels.specs import GATES, Cell
 from gangway.compiler.pipeline import compile_model
@@ -150,7 +151,7 @@ def measure(name: str, case: Case, cores: Sequence[int], rounds: int) -> Row:
             runner.run(1, len(cores))
             for _ in range(rounds):
                 runs += [runner.run(1, len(cores)) for _ in range(RUNS)]
-                peer_us += [_us(lambda: session.run(None, {"x": x})) for _ in range(RUNS)]
+                peer_us += [elapsed_us(lambda: session.run(None, {"x": x})) for _ in range(RUNS)]
                 time.sleep(SPIN_S)
         layers_us = [_quartile(times) for times in zip(*(run.layer_us for run in runs), strict=True)]
         ours, peer = _quartile([run.total_us for run in runs]), _quartile(peer_us)
@@ -161,12 +162,6 @@ def measure(name: str, case: Case, cores: Sequence[int], rounds: int) -> Row:
 
 def _quartile(times: Sequence[float]) -> float:
     return statistics.quantiles(times, n=4)[0]
-
-
-def _us(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e6
 
 
 def main() -> int:

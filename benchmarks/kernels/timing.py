@@ -6,6 +6,13 @@ from collections.abc import Callable, Iterator
 SAMPLE_S = 2e-3  # a sample calls for about this long
 
 
+def elapsed_us(call: Callable[[], object]) -> float:
+    """Return how long one call takes, in microseconds."""
+    begin = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin) * 1e6
+
+
 def sampled(call: Callable[[], None], samples: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[float]:
     """Seconds per call, measured over batches of calls.
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -296,8 +295,8 @@ def _add_search(result: argparse.ArgumentParser) -> None:
 
 
 def _not_negative(text: str) -> float:
-    return number(text, "a number of at least 0", math.nextafter(0.0, -1.0))
+    return number(text, "a number of at least 0", least=0.0)
 
 
 def _step(text: str) -> float:
-    return number(text, "a ratio above 1 and up to 2", 1.0, 2.0)
+    return number(text, "a ratio above 1 and up to 2", above=1.0, most=2.0)

@@ -190,27 +190,20 @@ class JobTable:
     def at(self, snapshot: Snapshot, waiting: Iterable[Query]) -> list[Job]:
         """Return the jobs of these waiting queries, then of all that run. They are good until the next call."""
         context = DecisionContext(snapshot, self._config)
-        known = self._jobs if context.kind == self._kind else {}
-        models = snapshot.models
-        jobs = []
-        for query in waiting:
-            job = known.get(query.query_id)
-            if job is not None and job.query is query and job.model is models[query.model_id]:
-                job.update(None, context)
-            else:
-                job = Job(query, None, context)
-            jobs.append(job)
-        for block in snapshot.running:
-            query = block.query
-            job = known.get(query.query_id)
-            if job is not None and job.query is query and job.model is models[query.model_id]:
-                job.update(block, context)
-            else:
-                job = Job(query, block, context)
-            jobs.append(job)
+        if context.kind != self._kind:
+            self._jobs = {}
+        jobs = [self._job(query, None, context) for query in waiting]
+        jobs += [self._job(block.query, block, context) for block in snapshot.running]
         self._jobs = {job.query.query_id: job for job in jobs}
         self._kind = context.kind
         return jobs
+
+    def _job(self, query: Query, block: RunningBlock | None, context: DecisionContext) -> Job:
+        job = self._jobs.get(query.query_id)
+        if job is None or job.query is not query or job.model is not context.models[query.model_id]:
+            return Job(query, block, context)
+        job.update(block, context)
+        return job
 
 
 def busy_efficiency(gang_slowdown: float, config: PolicyConfig) -> float:

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,14 +106,6 @@ def place(*flags: str, timeout: float = 60) -> "subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def within(seconds: float, condition: Callable[[], bool], log: Path) -> None:
-    """Wait until a condition holds."""
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s, log.read_text()
-        time.sleep(0.1)
-
-
 def test_models_follow_the_load_and_no_call_fails(site: Site, tmp_path: Path) -> None:
     gib = WEIGHTS_BYTES / (1 << 30)
     memory = [f"--memory-gib=first={2.8 * gib}", f"--memory-gib=second={1.8 * gib}"]  # activations take some, too
@@ -132,10 +123,10 @@ def test_models_follow_the_load_and_no_call_fails(site: Site, tmp_path: Path) ->
             ) as process,
         ):
             try:
-                within(FOLLOWS_WITHIN_S, lambda: site.ready(site.second) == {"a"}, log)
+                until(lambda: site.ready(site.second) == {"a"}, log.read_text, FOLLOWS_WITHIN_S)
                 assert site.ready(site.first) == {"a", "b"}
                 calls.model = "b"
-                within(FOLLOWS_WITHIN_S, lambda: site.ready(site.second) == {"b"}, log)
+                until(lambda: site.ready(site.second) == {"b"}, log.read_text, FOLLOWS_WITHIN_S)
             finally:
                 process.send_signal(signal.SIGTERM)
         assert process.returncode == 0, log.read_text()

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from gangway.server.serving.loop import ServingLoop
 from gangway.server.serving.pending import Offload
 from gangway.server.serving.protocol import Health, Methods, ServerMethods
 from testing.raw_connection import RawConnection
+from testing.waiting import until
 from tests.helpers.raw_stream import RawStream, simple_request
 
 WAIT_S = 10
@@ -42,10 +42,7 @@ def stream(server: Any) -> Iterator[RawStream]:
 
 
 def await_true(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(condition, timeout_s=WAIT_S)
 
 
 class FunctionModel:
