@@ -17,6 +17,7 @@ FIRST = {
     "how-to": (
         "install",
         "container",
+        "systemd",
         "settings",
         "latency-target",
         "batches",

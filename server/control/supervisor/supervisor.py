@@ -12,6 +12,7 @@ from gangway.artifact.format import Engine
 from gangway.base.commands import ending_signals
 from gangway.base.console import Console, Table
 from gangway.base.process import missing_privilege, raise_own_priority
+from gangway.base.service_manager import ServiceManager
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.python_backend.keeper import adopt_orphans
 from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
@@ -55,6 +56,7 @@ class Supervisor:
     def __init__(self, options: ServeOptions, log: ServerLog) -> None:
         self._options = options
         self._log = log
+        self._service_manager = ServiceManager()
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
         for folder in sweep_overrides():
@@ -174,6 +176,8 @@ class Supervisor:
         if http:
             _log.info("ready: HTTP on %s", http)
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
+        missing = _not_ready(self._options.repository.strict_readiness, loaded, broken) if broken else ""
+        self._service_manager.ready(missing or f"models ready: {len({model.ready.name for model in loaded})}")
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)
         others = (self._profiler.run(), poller.run(), self._statistics_log.run())
@@ -182,6 +186,7 @@ class Supervisor:
     async def _watch_processes(self) -> None:
         while True:
             await self._watch.check()
+            self._service_manager.alive()
             self._workers.follow_cores()
             reap_adopted()
 
@@ -212,15 +217,16 @@ class Supervisor:
         """End front ends first: when their last request is answered, the other processes are not needed."""
         begin = time.monotonic()
         general, is_asked = self._options.general, self._end.exception() is None
-        if is_asked and general.exit_delay_secs:
-            await self._front_ends.leave(general.exit_delay_secs)
+        delay_s, timeout_s = (general.exit_delay_secs, general.exit_timeout_secs) if is_asked else (0.0, 0.0)
+        self._service_manager.stopping("running requests are finished", delay_s + timeout_s + 4 * EXIT_GRACE_SECONDS)
+        if delay_s:
+            await self._front_ends.leave(delay_s)
         self._repository.stop()
         self._models.stop()
         self._loader.stop()
         self._trials.stop()
         self._workers.expect_exits()
-        timeout_seconds = general.exit_timeout_secs if is_asked else 0.0
-        if not await self._front_ends.drain(timeout_seconds) and is_asked:
+        if not await self._front_ends.drain(timeout_s) and is_asked:
             _log.warning("the server stops with requests unfinished: they took longer than --exit-timeout-secs")
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
