@@ -17,8 +17,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from benchmarks.differential.known.all import KNOWN
-from benchmarks.papers.fidelity import reproduced as papers_reproduced
-from benchmarks.papers.results import Results
 from gangway.base.command_line import parser_of
 from gangway.base.commands import COMMANDS
 from gangway.executor.control import SchedulerStatus
@@ -40,8 +38,6 @@ from gangway.server.statistics import CacheFigures
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
-EXPLANATION = DOCS / "explanation"
-FIGURES = DOCS / "measurements" / "figures"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
 SERVE = "serve"  # has a page of its own
@@ -274,12 +270,6 @@ def differences_from_triton() -> Iterator[str]:
         yield from (f"- {_cell(known.what)}" for known in KNOWN if known.area == area)
 
 
-def reproduced() -> Iterator[str]:
-    """Yield what the papers claim beside what `python -m benchmarks.papers` found."""
-    yield from ("| claim | here |", "|---|---|")
-    yield from (f"| {claim} | {here} |" for claim, here in papers_reproduced(Results(FIGURES)))
-
-
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
@@ -292,7 +282,6 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "routes": routes,
     "differences from Triton": differences_from_triton,
     "pb_utils": pb_utils_names,
-    "what is reproduced": reproduced,
 }
 
 
@@ -308,7 +297,7 @@ def _table(name: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [*sorted(REFERENCE.glob("*.md")), EXPLANATION / "papers.md"]
+    return sorted(REFERENCE.glob("*.md"))
 
 
 def main() -> int:

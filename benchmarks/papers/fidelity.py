@@ -333,44 +333,6 @@ def _highest(then_per_s: float, now: RateEstimate) -> str:
     return then if abs(now.mean_per_s / then_per_s - 1) < 1e-3 else f"{then} (now {now})"
 
 
-def reproduced(results: Results) -> list[tuple[str, str]]:
-    """Return what the papers claim and what becomes of it here, in short: the summary of the page."""
-    lines = [
-        (
-            f"VELTAIR: {claim}",
-            "; ".join(f"{machine}: {results.range_over(machine, first, second)}" for machine in MACHINES),
-        )
-        for claim, first, second in (
-            ("highest rate over layers, 1.44 to 1.71 (`veltair` over `planaria`)", "veltair", BASELINE),
-            ("blocks over whole models (`veltair` over `model_fcfs`)", "veltair", "model_fcfs"),
-            ("blocks and versions over blocks alone (`veltair` over `veltair_as`)", "veltair", "veltair_as"),
-            ("blocks and versions over versions alone (`veltair` over `veltair_ac`)", "veltair", "veltair_ac"),
-            (
-                "a dynamic threshold over blocks of fixed size (`veltair` over `fixed_block:11`)",
-                "veltair",
-                "fixed_block:11",
-            ),
-            ("blocks over whole models with versions (`veltair` over `protean`)", "veltair", "protean"),
-            ("whole models with versions over those without (`protean` over `model_fcfs`)", "protean", "model_fcfs"),
-        )
-    ]
-    lines += [
-        (f"VELTAIR: latency over isolated 1.1 (`{policy}`, mix)",
-         "; ".join(f"{machine}: {results.over_isolated(machine, policy)}" for machine in MACHINES))
-        for policy in ("veltair", "veltair:use")
-    ]  # fmt: skip
-    over_gang = [[results.below_the_rate(mix, DEFAULT, load, OVER).mean_per_s for mix in MIXES] for load in LOADS]
-    lines.append(
-        (f"the same over the gang that just meets the target (`{DEFAULT}`, at {_comma(LOADS)} of its highest rate)",
-         f"measured: {', '.join(map(range_of, over_gang))}")
-    )  # fmt: skip
-    lines.append(
-        ("the default policy over the best other one that was searched, 95 % of each model in time",
-         "; ".join(f"{machine}: {results.range_over_best(machine)}" for machine in MACHINES))
-    )  # fmt: skip
-    return [(claim, here) for claim, here in lines if here != "; ".join(f"{one}: {NOT_RUN}" for one in MACHINES)]
-
-
 def _comma(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
@@ -386,7 +348,8 @@ def headline(results: Results) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     shown = ([cell.replace(NOT_RUN, "") for cell in row] for row in rows)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *shown)]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *shown)]
+    lines.insert(1, "|---" * len(header) + "|")
     return "\n".join(lines) + "\n"
 
 

@@ -46,12 +46,6 @@ class Results:
             return NOT_RUN
         return ratio_text(found[policy], found[other])
 
-    def range_over(self, machine: str, policy: str, other: str) -> str:
-        """Return the least and the largest ratio of two policies' rates over the mixes, 95 % of all in time."""
-        found = [self.of(machine, mix, "all") for mix in MIXES]
-        ratios = [ratio_of(rates[policy], rates[other]).mean_per_s for rates in found if {policy, other} <= set(rates)]
-        return range_of(ratios) if ratios else NOT_RUN
-
     def range_over_best(self, machine: str) -> str:
         """Return the least and the largest ratio of the default policy's rate to the best other one's, 95 % of each."""
         ratios = []
