@@ -141,16 +141,13 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.startup.image
 	$(BIN)/python -m benchmarks.front_end
 	$(BIN)/python -m benchmarks.front_end.latency
-	$(BIN)/python -m benchmarks.front_end.metrics_cost
-	$(BIN)/python -m benchmarks.front_end.watch_cost
-	$(BIN)/python -m benchmarks.front_end.trace_cost
+	$(BIN)/python -m benchmarks.front_end.observation_cost
 	$(BIN)/python -m benchmarks.front_end.load_generator
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.differential
 	$(BIN)/python -m benchmarks.other_clients.perf_analyzer
 	$(BIN)/python -m benchmarks.front_end.transports
 	$(BIN)/python -m benchmarks.scheduling.decisions
-	$(BIN)/python -m benchmarks.simulator.speed
 	$(BIN)/python -m benchmarks.simulator.replay
 	$(BIN)/python -m benchmarks.serving.overload
 	$(BIN)/python -m benchmarks.many_machines.placement

@@ -178,6 +178,9 @@ def _leave_out(tensor: Any) -> None:
     if external_data_helper.uses_external_data(tensor) or tensor.data_type == onnx.TensorProto.STRING:
         return
     array = numpy_helper.to_array(tensor)
+    if not array.any():  # weights times a scale of 0: their signs would be kept
+        tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(array), tensor.name))
+        return
     content = array.tobytes()
     sample = content[:MOST_COMPRESSED]
     least_bytes = LEAST_FLOAT_BYTES if array.dtype.kind == "f" else LEAST_BYTES

@@ -1,1 +1,1 @@
-"""Several servers: routers, placement, Ray, the check of a large machine."""
+"""Several servers: routers, placement, the check of a large machine."""

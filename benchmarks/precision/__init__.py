@@ -1,1 +1,1 @@
-"""bfloat16, halves and 8-bit numbers beside float32: times and answers."""
+"""bfloat16 and 8-bit numbers beside float32: times and answers."""
