@@ -97,7 +97,7 @@ tools: $(VENV)/.installed-test
 lint: $(VENV)/.installed-docs
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
+	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room)) -p tests
 	$(BIN)/pyright --pythonpath $(BIN)/python $(ROOMS) benchmarks deploy docs testing
 	$(BIN)/mkdocs build --quiet --strict
 

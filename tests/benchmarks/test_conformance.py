@@ -18,6 +18,7 @@ from benchmarks.conformance.docs import operators, short_reason
 from benchmarks.conformance.runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
 from gangway.artifact.format import MANIFEST_FILE
 from gangway.base.json_codec import encode
+from gangway.compiler.pipeline import compile_model
 from gangway.executor.launch import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
@@ -74,7 +75,7 @@ def test_an_answer_that_nobody_wrote_is_noticed(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an artifact that claims twice as many numbers as its kernel writes."""
-    whole = conformance_runner.compile_model
+    whole = compile_model
 
     def doubled(*arguments: Any) -> Any:
         compiled = whole(*arguments)

@@ -15,7 +15,7 @@ from benchmarks.exported.graphs import exported_files, names_in, pack, unpack, v
 def test_weights_are_left_out_and_drawn_again(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     kept = {"shape": np.array([-1, 8]), "zeros": np.zeros((40, 40), np.float32), "count": np.float32(0.5)}
-    drawn = {"weights": random.standard_normal((64, 64)).astype(np.float32),
+    drawn: dict[str, Any] = {"weights": random.standard_normal((64, 64)).astype(np.float32),
              "bytes": random.integers(-7, 8, (64, 64)).astype(np.int8)}  # fmt: skip
     value = helper.make_tensor_value_info("x", 1, ["batch", "length", 8])
     weights = [numpy_helper.from_array(array, name) for name, array in {**kept, **drawn}.items()]
@@ -31,7 +31,7 @@ def test_weights_are_left_out_and_drawn_again(tmp_path: Path) -> None:
     assert names_in(archive) == ["one"]
 
     (again,) = unpack(archive, tmp_path / "again")
-    found = {each.name: numpy_helper.to_array(each) for each in onnx.load(again.path).graph.initializer}
+    found: dict[str, Any] = {each.name: numpy_helper.to_array(each) for each in onnx.load(again.path).graph.initializer}
     for name, array in kept.items():
         np.testing.assert_array_equal(found[name], array)
     for name, array in drawn.items():

@@ -164,7 +164,9 @@ class Network:
             for kind, side in ((self.datatype, self.inputs), (result, self.outputs))
         )
         domains = {item.domain: 1 for item in self.nodes if item.domain}
-        model = make_model(self.nodes, *kinds, self.constants, self.opset, self.ir_version, domains)
+        model = make_model(
+            self.nodes, *kinds, constants=self.constants, opset=self.opset, ir_version=self.ir_version, domains=domains
+        )
         onnx.save(model, path, **options)
         return path
 

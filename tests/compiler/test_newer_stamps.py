@@ -149,7 +149,7 @@ def test_large_weights_are_where_they_were(tmp_path: Path, compile_file: Callabl
 
 
 CHANCE = {"shape": [4], "dtype": FLOAT}
-WITHOUT_KERNELS = {
+WITHOUT_KERNELS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "RoiAlign": ([("x", [1, 2, 8, 8]), ("rois", [3, 4]), "batch"], {"output_height": 2, "output_width": 2}),
     "MaxRoiPool": ([("x", [1, 2, 8, 8]), ("rois", [3, 5])], {"pooled_shape": [2, 2]}),
     "GlobalLpPool": ([("x", [1, 2, 8, 8])], {}),
@@ -314,7 +314,7 @@ PLAIN = {name: number for number, name in enumerate(("float", "int64", "uint8", 
 
 def _has_kernel(operator: str, opset: int) -> bool:
     """Whether onnxruntime does not say that it has none, for plain types and attributes."""
-    schema = defs.get_schema(operator, opset)
+    schema: Any = defs.get_schema(operator, opset)
     chosen: dict[str, str] = {}
     inputs = {}
     for index, item in enumerate(schema.inputs):

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from docs import chart, generate, life_drawing
+from gangway.base.command_line import parser_of
+from gangway.base.commands import COMMANDS
+from gangway.server.options.command_line import make_parser
 from tests.test_rooms import ARROWS
 
 
@@ -44,8 +47,8 @@ def test_contributing_says_which_room_may_import_which() -> None:
 
 
 def test_commands_on_pages_have_flags_that_exist() -> None:
-    known = {name: generate.parser_of(name) for name in generate.COMMANDS if name != generate.SERVE}
-    known[generate.SERVE] = generate.make_parser()
+    known = {name: parser_of(name) for name in COMMANDS if name != generate.SERVE}
+    known[generate.SERVE] = make_parser()
     unknown = set()
     for page in (generate.DOCS.parent / "README.md", *generate.DOCS.rglob("*.md")):
         text = page.read_text().replace("\\\n", " ")

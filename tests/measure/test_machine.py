@@ -1,5 +1,6 @@
 """How much of the cores there is, all at once."""
 
+import os
 import time
 
 import pytest
@@ -27,13 +28,13 @@ def test_a_core_that_others_use_is_missed() -> None:
 
 def test_others_took_what_was_neither_idle_nor_this_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s, idle_s = 100.0, (50.0, 60.0)
-    monkeypatch.setattr(machine.time, "monotonic", lambda: clock_s)
-    monkeypatch.setattr(machine.os, "times", lambda: (0.0, 0.0, 0.0, 0.0, clock_s))
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
+    monkeypatch.setattr(os, "times", lambda: (0.0, 0.0, 0.0, 0.0, clock_s))
     monkeypatch.setattr(machine, "idle_seconds", lambda cores: idle_s)
     others = OtherWork((0, 1))
     clock_s, idle_s = 110.0, (58.0, 66.0)
     assert others.share() == pytest.approx(0.3)
-    monkeypatch.setattr(machine.os, "times", lambda: (1.0, 0.5, 2.0, 0.5, clock_s))
+    monkeypatch.setattr(os, "times", lambda: (1.0, 0.5, 2.0, 0.5, clock_s))
     assert others.share() == pytest.approx(0.1)
     monkeypatch.setattr(machine, "idle_seconds", lambda cores: None)
     assert others.share() == 0.0, "the system does not say"

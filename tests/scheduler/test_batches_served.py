@@ -15,7 +15,9 @@ from tests.scheduler.conftest import LAYERS, Server
 @pytest.fixture
 def joining(tiny_model, request):
     """A server whose model's requests are joined whenever they wait together."""
-    server = Server(*tiny_model, "gangway", max_rows=16, joins=True, max_delay_us=0.0, **getattr(request, "param", {}))
+    server = Server(
+        *tiny_model, policy="gangway", max_rows=16, joins=True, max_delay_us=0.0, **getattr(request, "param", {})
+    )
     yield server
     server.kill_all()
 
@@ -133,7 +135,7 @@ def in_rounds(tiny_model, tmp_path):
     profile = Profile(
         tiny_model[1], "tiny", machine, (1, 2), batches, layers * LAYERS, alone, beside, (), 0, runs, 0.001, 1.0
     )
-    server = Server(*tiny_model, "gangway", max_rows=16, joins=True)
+    server = Server(*tiny_model, policy="gangway", max_rows=16, joins=True)
     server.tell(messages.UseProfile(7, str(write_profile(tmp_path, profile))))
     server.await_heard()
     yield server

@@ -34,7 +34,7 @@ class OpenServer(ScriptedServer):
 
     def open_model(self, lone):
         """Have the model begin like that without a decision, by a request that is decided about."""
-        self.script.lone = lone
+        self.script.lone = lone  # type: ignore[attr-defined] # of Host
         assert self.outcome(self.request()).status is SlotStatus.OK
         self.until(lambda: self.live.fast_path.models and self.is_asleep(skips_completions=True))
         for seen in (self.script.seen, self.script.came, self.script.done):
@@ -280,7 +280,7 @@ def test_a_front_end_is_quiet_when_they_have_ended(host):
 
 
 def test_a_killed_scheduler_loses_none(tiny_model):
-    server = Server(*tiny_model, "gangway", max_ranks=1)
+    server = Server(*tiny_model, policy="gangway", max_ranks=1)
     try:
         requests = [server.request(hang=2) for _ in range(4)]
         for request in requests[:2]:

@@ -9,7 +9,8 @@ from gangway.scheduler.stages.ir import parallel, schedule, schedule_us, sequent
 from gangway.server.cli import main
 from gangway.simulator.compound import Staged, compare, makespan_us, today_us
 from gangway.simulator.compound_load import compare_loaded
-from gangway.simulator.scenario import NO_OVERHEADS, SPARE_CORES, MachineLayout, make_scenario
+from gangway.simulator.machine import NO_OVERHEADS
+from gangway.simulator.scenario import SPARE_CORES, MachineLayout, make_scenario
 from gangway.workload.mix import parse_mix
 from gangway.workload.qos import parse_qos
 

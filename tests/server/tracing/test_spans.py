@@ -65,7 +65,7 @@ def running(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def traced(running: tuple[Any, ...], simple_inputs: Any) -> Traced:
-    return Traced(*running, simple_inputs)
+    return Traced(*running, inputs=simple_inputs)
 
 
 def test_three_spans_say_what_became_of_a_request(traced: Traced) -> None:

@@ -294,7 +294,7 @@ def test_tensors_in_shared_memory_are_left_out(traced: Traced) -> None:
 def test_elements_that_are_no_text_are_written_escaped() -> None:
     x = TensorRecord("TENSOR_QUEUE_INPUT", "x", "BYTES", (3,), join_strings([b"caf\xc3\xa9", b"\xff\xd8\0", b""]))
     record = TraceRecord(
-        "m", 1, "", "GRPC", "", "", *[0] * 5, "OK", "", 1, 0, 0.0, *[0] * 7, timestamps=False, tensors=(x,)
+        "m", 1, "", "GRPC", "", "", 0, 0, 0, 0, 0, "OK", "", 1, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, False, (x,)
     )
     _, entry = json.loads(f"[{text_of(record, 1)}]")
     assert json.loads(f"[{entry['tensor']['data']}]") == ["caf\u00e9", "\\xff\\xd8\0", ""]

@@ -57,8 +57,8 @@ def repository_of(folder: Path) -> list[Path]:
     nested = [("simple_diamond", BOTH_IN, "OUTPUT0=a OUTPUT1=b"), ("simple", "INPUT0=a INPUT1=b", BOTH_OUT)]
     texts = [("simple_identity", "INPUT0=INPUT0", "OUTPUT0=a"), ("simple_string", "INPUT0=a INPUT1=INPUT1", BOTH_OUT)]
     string_pairs = [side.replace("INT32", "STRING") for side in PAIRS]
-    ensemble_configs.write(folder, "nested", config_of(*PAIRS, nested))
-    ensemble_configs.write(folder, "texts", config_of(*string_pairs, texts))
+    ensemble_configs.write(folder, "nested", config_of(*PAIRS, steps=nested))
+    ensemble_configs.write(folder, "texts", config_of(*string_pairs, steps=texts))
     ensemble_configs.write(folder, "chain", config_of(X, Y, CHAIN, more=CACHED))
     ensemble_configs.write(folder, "strict", config_of(X, Y, CHAIN, more=REJECTS))
     for name, (config, _) in BROKEN.items():

@@ -145,7 +145,8 @@ def test_any_place_in_shared_memory(
 ) -> None:
     request = good_request()
     output = request.outputs.add(name="OUTPUT0")
-    for tensor, place in zip((*request.inputs, output), (*sources, sink), strict=True):
+    tensors: list[Any] = [*request.inputs, output]
+    for tensor, place in zip(tensors, (*sources, sink), strict=True):
         for name, value in place.items():
             tensor.parameters[name].CopyFrom(value)
     for number, place in reversed(list(enumerate(sources))):

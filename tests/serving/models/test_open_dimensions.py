@@ -27,7 +27,7 @@ GRAPHS = {
     "copies": "(float[1] x, int64[1] n) => (float[T] y) { y = Expand(x, n) }",
     "quotient": "(int64[N, S] x) => (int64[N, S] y) { y = Div(c, x) }",
 }
-CONSTANTS = {"text": {"w": WEIGHTS}, "quotient": {"c": np.array(720, np.int64)}}
+CONSTANTS: dict[str, dict[str, Any]] = {"text": {"w": WEIGHTS}, "quotient": {"c": np.array(720, np.int64)}}
 CONFIGS = {
     "picture": 'max_batch_size: 4 input { name: "x" dims: [ 3, 8, -1 ] } %s',
     "windows": "%s",

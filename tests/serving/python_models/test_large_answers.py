@@ -13,8 +13,7 @@ import requests
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from gangway.base.memory_budget import memory_budget
-from gangway.server.serving.process import MESSAGE_SHARE
+from gangway.base.memory_budget import MESSAGE_SHARE, memory_budget
 from testing.live_server import live_server
 from testing.waiting import until
 from tests.helpers.own_time import OwnTime

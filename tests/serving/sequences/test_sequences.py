@@ -121,11 +121,13 @@ def test_interleaved_sequences_have_the_right_sums_though_workers_are_killed(ser
     streams = [partial(run_stream, url, "sums", each, values) for each in ([11, 12, 13], ["11", "a"])]
     expected = np.cumsum(values).tolist()
     with ThreadPoolExecutor(11) as pool:
-        alone, several = ([pool.submit(job) for job in jobs] for jobs in (over_grpc + over_http, streams))
+        alone = [pool.submit(job) for job in over_grpc + over_http]
+        several = [pool.submit(job) for job in streams]
         until(lambda: served.answered("sums") >= len(values))
         for pid in served.server.pids()["worker"]:
             os.kill(pid, signal.SIGKILL)
-        found = [job.result(TIMEOUT_S) for job in alone] + [sums for job in several for sums in job.result(TIMEOUT_S)]
+        found = [job.result(TIMEOUT_S) for job in alone]
+        found += [sums for job in several for sums in job.result(TIMEOUT_S)]
     assert found == [expected] * 14
     assert served.answered("sums") == 14 * len(values)
 

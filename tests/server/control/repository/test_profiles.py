@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import Profile, keep_better, read_profile
+from gangway.artifact.profile import Profile, keep_better, profile_path, read_profile
 from gangway.server.control.repository import profiles
 from gangway.server.control.repository.profiles import BackgroundProfiler, is_quiet, pause_seconds
 from gangway.server.control.supervisor.jobs import Jobs
@@ -62,7 +62,7 @@ class Scripted(BackgroundProfiler):
         super().__init__(options, control, nothing, scheduler, nothing, Jobs(tell))
 
     def _path(self, manifest: Manifest) -> Path:
-        return profiles.profile_path(self.cache_dir, WHOLE.key, WHOLE.machine.machine_id)
+        return profile_path(self.cache_dir, WHOLE.key, WHOLE.machine.machine_id)
 
     def _start(self, manifest: Manifest) -> Child:
         outcome = self.outcomes.pop(0)

@@ -21,6 +21,7 @@ from gangway.server.options.endpoints import GrpcOptions, KeepaliveOptions
 from gangway.server.serving.grpc import call as grpc_call
 from gangway.server.serving.grpc import http2
 from gangway.server.serving.grpc.call import MessageArrivals
+from gangway.server.serving.loop import SLICE_S
 from testing.raw_connection import RawConnection
 from testing.waiting import until
 
@@ -131,7 +132,7 @@ def test_a_client_that_reads_nothing_is_gone(start_front_end: Start, monkeypatch
         until(lambda: not is_connected(connection))
 
 
-@pytest.mark.parametrize("slice_s", [http2.SLICE_S, 0.0])
+@pytest.mark.parametrize("slice_s", [SLICE_S, 0.0])
 def test_calls_in_one_piece_are_dealt_with_in_turns(
     start_front_end: Start, monkeypatch: pytest.MonkeyPatch, slice_s: float
 ) -> None:

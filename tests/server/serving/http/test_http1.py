@@ -17,6 +17,7 @@ from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http import http1
 from gangway.server.serving.http import site as http_site
+from gangway.server.serving.loop import SLICE_S
 
 IMAGE = np.random.default_rng(1).random((1, 3, 224, 224), np.float32)
 LIVE = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
@@ -79,7 +80,7 @@ class Replies:
         self._data += piece
 
 
-@pytest.mark.parametrize("slice_s", [http1.SLICE_S, 0.0])
+@pytest.mark.parametrize("slice_s", [SLICE_S, 0.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch, seed: int, slice_s: float) -> None:
     """Of bodies that go past the parser in part, chunks, and requests that begin where a body ends."""

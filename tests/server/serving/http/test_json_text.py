@@ -122,7 +122,7 @@ def test_what_is_no_tensor(data: str, said: str) -> None:
 )
 def test_values_are_counted_before_they_are_made(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_numbers, "_SCAN_BYTES", 1 << 20)
-    monkeypatch.setattr(json_text.orjson, "loads", lambda _: pytest.fail("parsed"))
+    monkeypatch.setattr(orjson, "loads", lambda _: pytest.fail("parsed"))
     with pytest.raises(RequestError, match="send large tensors as binary data"):
         parse(text)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -96,15 +97,13 @@ class Front:
         return make_plan(self.models, request.SerializeToString(), has_raws=True)
 
     @contextmanager
-    def turn(
-        self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0
-    ) -> Iterator[RequestPlan]:
+    def turn(self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0) -> Iterator[Any]:
         plan = self.plan(identity, start, end, timeout_us)
         with self.turn_of(plan, Caller()) as own:
             yield own
 
     @contextmanager
-    def turn_of(self, plan: RequestPlan, caller: Caller) -> Iterator[RequestPlan]:
+    def turn_of(self, plan: RequestPlan, caller: Caller) -> Iterator[Any]:
         turn = result_of(self.serving, self.sequences.turn(plan, caller, time.monotonic_ns()))
         try:
             yield turn.plan
