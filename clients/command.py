@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.base.numbers import count
-from gangway.clients.addresses import grpc_url
+from gangway.clients.addresses import USUAL_HTTP_PORT, grpc_url
 from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
@@ -21,6 +22,7 @@ from gangway.clients.inputs import (
     Array,
     Normalisation,
     TensorMetadata,
+    concrete,
     file_tensors,
     image_tensor,
     infer_request,
@@ -30,7 +32,6 @@ from gangway.clients.inputs import (
     shaped,
     with_chosen_sizes,
 )
-from gangway.clients.snippets import curl_snippet, python_snippet
 from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -188,10 +189,17 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
     declared = connection.model_metadata(model, version).inputs
     open_ones = shaped(declared, dict(arguments.shape))
     inputs, _ = with_chosen_sizes(open_ones, lambda: connection.declared_size(model, version))
-    print(python_snippet(arguments.url, model, version, inputs, arguments.batch))
-    host = arguments.url.rpartition(":")[0]
-    if command := curl_snippet(host, model, version, inputs, arguments.batch):
-        print(command)
+    examples = [concrete(each, arguments.batch) for each in inputs]
+    secure = arguments.ssl
+    url = f"http{'s' * secure}://{arguments.url.rpartition(':')[0]}:{USUAL_HTTP_PORT}"
+    config = connection.model_config(model, version).config
+    if config.model_transaction_policy.decoupled:
+        program, command = stream_snippets(url, model, version, examples)
+    else:
+        parameters = SEQUENCE if config.HasField("sequence_batching") else NONE
+        program = python_snippet("grpc", arguments.url, model, version, examples, parameters, secure)
+        command = curl_snippet(url, model, version, examples, parameters)
+    print("\n".join(filter(None, (program, command))))
 
 
 def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:

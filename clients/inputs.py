@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.example_requests import ExampleTensor, chosen_size, is_open, plausible_values
 from gangway.clients.errors import InputError, RefusedError
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -23,7 +24,6 @@ from gangway.protos import grpc_service_pb2 as pb
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 224 / 256
-IMAGE_SIZE, OTHER_SIZE = 224, 16  # of open dimensions of which nobody says a size
 
 Array = npt.NDArray[Any]
 BYTES = "BYTES"
@@ -38,20 +38,11 @@ def random_tensors(tensors: Sequence[TensorMetadata], batch: int, seed: int) -> 
 
 
 def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Generator) -> Array:
-    """Return standard normal floats, or coin flips, in the tensor's shape.
-
-    Integers are 0 and 1: they may be indices, which are refused beyond the end of a table. Integers of a mask, as its
-    name says it, are 1: nothing is masked. BYTES are digits, which most models can read.
-    """
-    shape = concrete_shape(tensor, batch)
-    if tensor.datatype == BYTES:
-        return generator.integers(0, 2, shape).astype(np.bytes_).astype(object)
-    dtype = dtype_of(tensor.datatype)
-    if dtype.kind == "f":
-        return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
-    if dtype.kind in "iu" and "mask" in tensor.name.lower():
-        return np.ones(shape, dtype)
-    return generator.integers(0, 2, shape).astype(dtype)
+    """Return plausible values in the tensor's shape, with `batch` rows. Raises InputError."""
+    example = concrete(tensor, batch)
+    if tensor.datatype != BYTES:
+        dtype_of(tensor.datatype)
+    return plausible_values(example, generator)
 
 
 def zero_tensor(tensor: TensorMetadata, batch: int) -> Array:
@@ -82,29 +73,19 @@ def with_chosen_sizes(
 ) -> tuple[list[TensorMetadata], str]:
     """Give each open dimension but the first one a size; return what was chosen as a text, empty if nothing was.
 
-    `declared_size`: of the model's configuration, asked for only if a dimension is open; None: 224 for pictures, [N, 1
-    or 3, H, W] or [N, H, W, 1 or 3] of floats or UINT8, else 16.
+    `declared_size`: as of `chosen_size`, asked for only if a dimension is open.
     """
-    size_of_config = declared_size() if any(map(_is_open, tensors)) else None
+    size_of_config = declared_size() if any(map(is_open, tensors)) else None
     found, said = [], []
     for tensor in tensors:
-        sizes = [*tensor.shape[:1], *(_size(tensor, size_of_config) if size < 0 else size for size in tensor.shape[1:])]
+        sizes = [
+            *tensor.shape[:1],
+            *(chosen_size(tensor, size_of_config) if size < 0 else size for size in tensor.shape[1:]),
+        ]
         if sizes != list(tensor.shape):
             said.append(f"{tensor.name}:{','.join(map(str, sizes[1:]))}")
         found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
     return found, " ".join(f"--shape {each}" for each in said)
-
-
-def _is_open(tensor: TensorMetadata) -> bool:
-    """Whether a dimension but the first one has any size."""
-    return any(size < 0 for size in tensor.shape[1:])
-
-
-def _size(tensor: TensorMetadata, size_of_config: int | None) -> int:
-    is_picture = len(tensor.shape) == 4 and {1, 3} & {tensor.shape[1], tensor.shape[3]}
-    if size_of_config is None and is_picture and tensor.datatype in ("FP32", "FP16", "UINT8"):
-        return IMAGE_SIZE
-    return size_of_config or OTHER_SIZE
 
 
 def shape_argument(text: str) -> tuple[str, tuple[int, ...]]:
@@ -207,9 +188,14 @@ def _described(tensors: Sequence[TensorMetadata]) -> str:
     return ", ".join(f"{tensor.name} {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
 
 
+def concrete(tensor: TensorMetadata, batch: int) -> ExampleTensor:
+    """Return the tensor with `batch` rows. Raises InputError if another dimension is open."""
+    return ExampleTensor(tensor.name, tensor.datatype, concrete_shape(tensor, batch))
+
+
 def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is open."""
-    if _is_open(tensor):
+    if is_open(tensor):
         raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes or values")
     return (_rows(tensor, batch), *tensor.shape[1:])
 

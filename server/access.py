@@ -221,10 +221,11 @@ HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n"  # how every client of HTTP/2 begin
 
 @dataclass
 class Ports:
-    """Where a front end listens: "host:port" or "unix:PATH"; empty as long as it does not."""
+    """Where a front end listens, and where metrics are: "host:port" or "unix:PATH"; empty as long as it does not."""
 
     grpc: str = ""
     http: str = ""
+    metrics: str = ""
 
     @property
     def text(self) -> str:

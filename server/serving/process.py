@@ -157,7 +157,7 @@ class FrontEnd:
         self.descriptors = DescriptorWatch(self.server.end_silent, around.end)
         self._options = options
         self._http: HttpFrontEnd | None = None
-        self.ports = Ports()
+        self.ports = Ports(metrics=options.metrics.target)
 
     @property
     def http(self) -> "HttpFrontEnd":

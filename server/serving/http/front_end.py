@@ -79,6 +79,7 @@ class HttpFrontEnd:
             listening, address = _bound(target, options.reuse_port)
         except OSError as error:
             raise OSError(f"cannot serve metrics on {target}: {why_not_bound(error)}") from error
+        self._ports.metrics = address
         site = MetricsSite(exposition, self._serving.loop, self._ports)
         self._sites.append(site)
         self._serving.run(self._serve(listening, site, None))

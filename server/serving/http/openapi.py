@@ -8,11 +8,12 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gangway.artifact.datatypes import example_input
+from gangway.artifact.example_requests import example_of
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor
+from gangway.server.serving.http.model_page import least_declared_size
 
 VERSION: Final = "3.1.0"
-OPEN_SIZE: Final = 16  # in an example, of a dimension that is open and not the first one
 _OK: Final = {"200": {"description": "OK"}}
 _GENERAL: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v2": {"get": {"summary": "Name, version and extensions of the server", "responses": _OK}},
@@ -57,7 +58,8 @@ def _inference(model: ServedModel) -> Json:
         },
     }
     content: Json = {"schema": schema}
-    examples = [_example(tensor) for tensor in inputs if not tensor.optional]
+    size = least_declared_size(model)
+    examples = [example_input(*example_of(tensor, size)) for tensor in inputs if not tensor.optional]
     if None not in examples:
         content["example"] = {"inputs": examples}
     answer = {
@@ -92,8 +94,3 @@ def _schema(tensor: Tensor) -> Json:
             "data": {"type": "array", "description": "values row by row, nested or flat", "items": {}},
         },
     }
-
-
-def _example(tensor: Tensor) -> Json | None:
-    sizes = [size if size >= 0 else OPEN_SIZE if axis else 1 for axis, size in enumerate(tensor.shape)]
-    return example_input(tensor.name, tensor.datatype, sizes)

@@ -65,7 +65,10 @@ PATHS: Final = {
     "/v2/logging": "logging",
     "/v2/gangway/state": "state",
     "/v2/gangway/events": "events",
+    "/v2/gangway/models/M": "model_state",
+    "/v2/gangway/models/M/versions/V": "model_state",
     "/": "page",
+    "/models/M": "model_page",
 }
 # By segments; None is any that is not empty.
 _OPERATIONS: Final = {
@@ -73,6 +76,9 @@ _OPERATIONS: Final = {
     for path, operation in PATHS.items()
 }
 
+
+_PREFIXES: Final = (b"/v2", b"/models/")
+_BEFORE_VERSIONED: Final = (("", "v2"), ("", "v2", "gangway"))  # `models`, behind which a version may follow a name
 
 HEALTH: Final = frozenset({"live", "ready", "model_ready"})
 
@@ -92,7 +98,7 @@ def route_of(raw_path: bytes) -> Route | None:
     """Return the route of a path as it came, None if there is no such path."""
     if raw_path == b"/":
         return Route("page")
-    return _route_of(raw_path) if len(raw_path) <= MAX_PATH_BYTES and raw_path.startswith(b"/v2") else None
+    return _route_of(raw_path) if len(raw_path) <= MAX_PATH_BYTES and raw_path.startswith(_PREFIXES) else None
 
 
 @lru_cache(maxsize=1024)
@@ -102,14 +108,16 @@ def _route_of(raw_path: bytes) -> Route | None:
     except UnicodeDecodeError:
         return None
     version = repository = ""
-    if segments[2:3] == ["models"] and segments[4:5] == ["versions"] and len(segments) > 5 and segments[5]:
-        version = segments[5]
-        del segments[4:6]
+    before = segments.index("models") if "models" in segments else 0
+    if tuple(segments[:before]) in _BEFORE_VERSIONED and segments[before + 2 : before + 3] == ["versions"]:
+        version = "".join(segments[before + 3 : before + 4])
+        if version:
+            del segments[before + 2 : before + 4]
     elif segments[2:3] == ["repository"] and len(segments) in (5, 7):
         repository = segments.pop(3)
     if not version and (operation := _OPERATIONS.get(tuple(segments))) is not None:
         return Route(operation, repository=repository)
-    for place in (3, 4):
+    for place in (2, 3, 4):
         if segments[place:] and (name := segments[place]):
             operation = _OPERATIONS.get((*segments[:place], None, *segments[place + 1 :]))
             if operation == "trace" and version:
@@ -351,9 +359,13 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
 
 
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
-WATCHING: Final = frozenset({"page", "state", "events"})  # see `watching.py`
+PAGES: Final = frozenset({"page", "model_page"})  # which hold nothing of this server
+WATCHING: Final = PAGES | {"state", "events", "model_state"}  # see `watching.py`
 # What is no method of the service, and always GET: the method that it is restricted with.
-OWN: Final[Mapping[str, str]] = {**dict.fromkeys(WATCHING, "ModelStatistics"), "openapi": "ModelMetadata"}
+OWN: Final[Mapping[str, str]] = {
+    **dict.fromkeys(WATCHING, "ModelStatistics"),
+    **dict.fromkeys(("openapi", "model_state"), "ModelMetadata"),
+}
 
 
 def verbs_of(route: Route) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from gangway.server.serving.http.infer import (
     read_raw,
 )
 from gangway.server.serving.http.json_text import parse_object
+from gangway.server.serving.http.model_page import Place, described
 from gangway.server.serving.http.openapi import openapi
 from gangway.server.serving.http.replies import (
     EVENTS,
@@ -55,6 +56,7 @@ from gangway.server.serving.http.routes import (
     HEALTH,
     INFERENCES,
     OPERATIONS,
+    PAGES,
     WATCHING,
     Route,
     method_of,
@@ -107,6 +109,7 @@ class HttpSite(Site):
         self._models = service.models
         self._max_body_bytes = service.options.max_body_bytes
         self._restrictions: Restrictions = service.options.restrictions
+        self._is_secure = service.options.tls is not None
         self._ports = service.ports
         self._work = work
         self._watchers = watchers
@@ -190,7 +193,7 @@ class HttpSite(Site):
 
     def _admit(self, route: Route, call: HttpCall) -> None:
         """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""
-        if not self._restrictions.groups or route.operation == "page":  # which holds nothing of this server
+        if not self._restrictions.groups or route.operation in PAGES:
             return
         restriction = self._restrictions.of(CATEGORY_OF_METHOD[method_of(route, call.method)])
         if restriction is not None and not restriction.admits([call.headers.get(restriction.key.encode(), b"")]):
@@ -221,7 +224,14 @@ class HttpSite(Site):
         if watchers is not None and route.operation in WATCHING:
             match route.operation:
                 case "page":
-                    return page()
+                    return page("watch.html")
+                case "model_page":
+                    return page("model.html")
+                case "model_state":
+                    place, models = self._place(call), self._models()
+                    return await self._work.run(
+                        lambda: json_reply(described(models, route.model, route.version, place))
+                    )
                 case "state":
                     return await watchers.state()
             await watchers.stream(call)
@@ -241,6 +251,12 @@ class HttpSite(Site):
                     return await self._stream(call, responses)
                 return Reply(200, (await self._aside(generated, await only_one(responses)),), JSON)
         return await self._ask(route, call)
+
+    def _place(self, call: HttpCall) -> Place:
+        """Return where the client sees this port, maybe through a proxy that speaks TLS."""
+        host = call.headers.get(b"host", b"localhost").decode("latin-1")
+        is_secure = self._is_secure or call.headers.get(b"x-forwarded-proto") == b"https"
+        return Place(host, is_secure, self._ports.metrics.rpartition(":")[2])
 
     async def _inflate(self, call: HttpCall) -> None:
         """Put a body as it was before its compression in its place. Raises HttpError or RequestError."""

@@ -32,10 +32,11 @@ SEND_BUFFER_BYTES: Final = 16 * 1024  # of the kernel, for each watcher; it doub
 HTML: Final = b"text/html; charset=utf-8"
 
 
-@lru_cache(maxsize=1)
-def page() -> Reply:
-    """Return the page, which asks for everything else itself."""
-    return Reply(200, (Path(__file__).with_name("watch.html").read_bytes(),), HTML)
+@lru_cache(maxsize=2)
+def page(name: str) -> Reply:
+    """Return a page, which asks for everything else itself; its styles begin with those that all pages share."""
+    html, css = (Path(__file__).with_name(each).read_bytes() for each in (name, "page.css"))
+    return Reply(200, (html.replace(b"/* page.css */\n", css),), HTML)
 
 
 class Watchers:

@@ -57,7 +57,7 @@ def state(gangway_server: LiveServer) -> Any:
 
 def test_nothing_comes_from_elsewhere(page: Page) -> None:
     addresses = [attrs[name] for _, attrs in page.elements for name in ("src", "href", "action") if name in attrs]
-    assert addresses == ["data:,"]
+    assert [address for address in addresses if ":" in address or address.startswith("/")] == ["data:,"]
     assert page.policy()["default-src"] == ["'none'"]
     assert page.policy()["connect-src"] == ["'self'"]
     assert not re.search(r"https?:|//[a-z]+\.|url\(|@import", page.script + str(page.elements))

@@ -1,0 +1,136 @@
+"""What the page of a model shows: its state and versions, inputs and outputs, an example request, and snippets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from gangway.artifact.datatypes import MOST_EXAMPLE_VALUES
+from gangway.artifact.example_requests import ExampleTensor, example_of, plausible_values
+from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
+from gangway.server.errors import RequestError
+from gangway.server.messages import WHOLE_MODEL
+from gangway.server.models.config import bucket_sizes
+from gangway.server.models.served import Models, ServedModel
+from gangway.server.models.tensors import Tensor
+
+FEW_VALUES: Final = 16  # of a tensor that is too large to be read
+MOST_LABELS: Final = 1024
+DIGITS: Final = 4  # behind the point
+COLOURS: Final = (1, 3)
+PIXELS: Final = ("FP32", "FP16", "FP64", "UINT8")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a client has found the server: "host:port" of HTTP, by TLS or not; the metrics' port, "" if it is off."""
+
+    host: str
+    is_secure: bool
+    metrics_port: str = ""
+
+
+def described(models: Models, name: str, version: str, place: Place) -> Json:
+    """Return all that the page shows; `problem` says why the version answers no requests, if so.
+
+    Raises RequestError for a model or a version that is not known.
+    """
+    states = [models.state_of(entry) for key, entry in models.entries.items() if key[0] == name]
+    content: Json = {"name": name, "versions": list(map(_version, states)), "metrics_port": place.metrics_port}
+    try:
+        model = models.find(name, version)
+    except RequestError as error:
+        if not states:
+            raise
+        return content | {"problem": error.message}
+    declared_size = least_declared_size(model)
+    needed = [each for each in model.inputs.values() if not each.optional]
+    examples = {each.name: example_of(each, declared_size) for each in model.inputs.values()}
+    generator = np.random.default_rng(0)  # as of `gangway client` without --seed
+    return content | {
+        "version": model.version,
+        "max_batch_size": model.max_batch_size,
+        "target_ms": None if model.qos_us is None else model.qos_us / 1000,
+        "decoupled": model.is_decoupled,
+        "parameters": dict(SEQUENCE) if model.sequence else {},
+        "inputs": [
+            _tensor(each)
+            | {
+                "optional": each.optional,
+                "example": _example(examples[each.name], generator),
+                "channel_axis": channel_axis(each),
+                "is_file": is_file(each),
+            }
+            for each in model.inputs.values()
+        ],
+        "outputs": [
+            _tensor(each) | {"labels": list(model.labels.get(each.name, ()))[:MOST_LABELS]}
+            for each in model.outputs.values()
+        ],
+        "snippets": _snippets(model, version, [examples[each.name] for each in needed], place),
+    }
+
+
+def least_declared_size(model: ServedModel) -> int | None:
+    """Return the least size that a configuration declares, if it declares those of one dimension, else None."""
+    buckets = bucket_sizes(model.config)
+    return min(next(iter(buckets.values()))) if len(buckets) == 1 else None
+
+
+def channel_axis(tensor: Tensor) -> int | None:
+    """Return the dimension of colours of a tensor that holds pictures, [N, C, H, W], [N, H, W, C] or without N."""
+    rank = len(tensor.shape)
+    if rank not in (3, 4) or tensor.datatype not in PIXELS:
+        return None
+    return next((axis for axis in (rank - 3, rank - 1) if tensor.shape[axis] in COLOURS), None)
+
+
+def is_file(tensor: Tensor) -> bool:
+    """Whether a tensor may hold a whole file: one element of BYTES, or bytes in a line."""
+    sizes = list(tensor.shape)
+    if tensor.datatype == "BYTES":
+        return all(size in (-1, 1) for size in sizes)
+    return tensor.datatype == "UINT8" and sizes in ([-1], [-1, -1])
+
+
+def _version(state: Any) -> Json:
+    is_ready = isinstance(state, ServedModel)
+    return {
+        "version": None if state.version == WHOLE_MODEL else state.version,
+        "state": "READY" if is_ready else state.state,
+        "reason": "" if is_ready else state.reason,
+    }
+
+
+def _tensor(tensor: Tensor) -> Json:
+    names = tensor.symbols or ("",) * len(tensor.shape)
+    dims = [(name or "any") if size < 0 else str(size) for name, size in zip(names, tensor.shape, strict=True)]
+    return {"name": tensor.name, "datatype": tensor.datatype, "dims": dims}
+
+
+def _example(tensor: ExampleTensor, generator: np.random.Generator) -> Json:
+    """Return shape and values, of a large tensor the first values only."""
+    few = tensor if math.prod(tensor.shape) <= MOST_EXAMPLE_VALUES else tensor._replace(shape=(FEW_VALUES,))
+    values = plausible_values(few, generator).ravel().tolist()
+    return {"shape": list(tensor.shape), "values": list(map(_plain, values))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def _snippets(model: ServedModel, version: str, inputs: Sequence[ExampleTensor], place: Place) -> Json:
+    url = f"http{'s' * place.is_secure}://{place.host}"
+    if model.is_decoupled:
+        python, curl = stream_snippets(url, model.name, version, inputs)
+        return {"python": python, "curl": curl}
+    parameters: Mapping[str, Any] = SEQUENCE if model.sequence else NONE
+    return {
+        "python": python_snippet("http", place.host, model.name, version, inputs, parameters, place.is_secure),
+        "curl": curl_snippet(url, model.name, version, inputs, parameters),
+    }

@@ -1,0 +1,276 @@
+"""The page of a model in a real browser: what it shows, what its form sends, and how answers and errors are shown."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gangway.clients.inputs import Normalisation, TensorMetadata, image_tensor
+from testing.live_server import LiveServer
+from testing.repository import GANGWAY
+from tests.helpers.browser import CHROMIUM, Browser, browser
+from tests.helpers.http_requests import ask_http
+from tests.helpers.python_models import config_of, write
+from tests.helpers.served import Served, serving
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed")]
+
+EVIL = 'up<b>&"er'
+ANSWER = """
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+"""
+PIXELS = """
+input { name: "pixels" data_type: TYPE_FP32 dims: [3, -1, -1] }
+input { name: "more" data_type: TYPE_INT64 dims: [1] optional: true }
+output { name: "scores" data_type: TYPE_FP32 dims: [3] label_filename: "labels.txt" }
+output { name: "sum" data_type: TYPE_FP64 dims: [1] }
+output { name: "more_too" data_type: TYPE_INT64 dims: [1] }
+"""
+MODELS = {
+    EVIL: (
+        config_of("<i>text:STRING:1", "OUT:STRING:1", batch=4),
+        ANSWER
+        + """
+    def answer(self, request):
+        text = pb_utils.get_input_tensor_by_name(request, "<i>text").as_numpy()
+        if text[0, 0] == b"fail":
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("<b>no</b>"))
+        marked = [b"<script>document.title='bad'</script>" + each.upper() for each in text.ravel()]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(marked, object).reshape(text.shape))])
+""",
+    ),
+    "repeat": (
+        config_of("text:STRING:1 count:INT32:1", "OUT:STRING:1", more="model_transaction_policy { decoupled: true }"),
+        """
+    def execute(self, requests):
+        for request in requests:
+            text, count = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("text", "count"))
+            sender = request.get_response_sender()
+            for _ in range(count[0]):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+    ),
+    "sums": (
+        config_of("x:INT32:1", "y:INT32:1", more="sequence_batching { max_sequence_idle_microseconds: 5000000 }"),
+        ANSWER
+        + """
+    def answer(self, request):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", request.inputs()[0].as_numpy())])
+""",
+    ),
+    "halves": (
+        config_of("x:FP16:3 b:BF16:2", "y:FP16:3 c:BF16:2"),
+        ANSWER
+        + """
+    def answer(self, request):
+        x, b = (pb_utils.get_input_tensor_by_name(request, name) for name in ("x", "b"))
+        passed = pb_utils.Tensor.from_dlpack("c", b.to_dlpack())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy() * 2), passed])
+""",
+    ),
+    "classes": (
+        config_of("", "", 4, PIXELS),
+        ANSWER
+        + """
+    def answer(self, request):
+        pixels = pb_utils.get_input_tensor_by_name(request, "pixels").as_numpy()
+        more = pb_utils.get_input_tensor_by_name(request, "more")
+        more = np.full((len(pixels), 1), 7) if more is None else more.as_numpy()
+        weighted = (pixels * np.arange(1, pixels.size + 1).reshape(pixels.shape) / pixels.size).sum(dtype=float)
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("scores", np.array([[1, 3, 2]] * len(pixels), np.float32)),
+            pb_utils.Tensor("sum", np.full((len(pixels), 1), weighted)), pb_utils.Tensor("more_too", more)])
+""",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("models")
+    for name, (config, code) in MODELS.items():
+        write(repository, name, code, config)
+    (repository / "classes" / "labels.txt").write_text("cat\na <b>dog</b>\nbird: small\n")
+    with serving(repository) as found:
+        yield found
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Browser]:
+    """The browser, which has nothing to complain of when the test is over, and has asked nobody but the server."""
+    chromium.faults.clear()
+    chromium.asked.clear()
+    yield chromium
+    assert chromium.faults == []
+    assert len({urlsplit(address).netloc for address in chromium.asked if address.startswith("http")}) == 1
+
+
+def visit(page: Browser, server: LiveServer, model: str) -> None:
+    page.open("about:blank")
+    page.open(f"http://{server.http_url}/models/{quote(model, safe='')}")
+    page.until(f"location.protocol === 'http:' && content.name === {json.dumps(model)}")
+
+
+def send(page: Browser) -> str:
+    """What the page shows for an answer."""
+    page.value("$('send').click()")
+    return str(page.until("!$('send').disabled && $('answer').textContent"))
+
+
+def rows(page: Browser) -> dict[str, str]:
+    """The last cell of each row of the answer, by the first."""
+    cells = "[...document.querySelectorAll('#answer tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    return {first: last for first, *_, last in page.value(cells)}
+
+
+def fill(page: Browser, place: int, what: str, value: str) -> None:
+    """Write into a control of an input."""
+    control = f"fields[{place}].{what}"
+    page.value(f"{control}.value = {json.dumps(value)}; {control}.dispatchEvent(new Event('input'))")
+
+
+def test_it_sends_what_it_shows(page: Browser, gangway_server: LiveServer) -> None:
+    visit(page, gangway_server, "simple")
+    assert page.value("$('summary').textContent").startswith("version 1, batches of up to 8")
+    fill(page, 0, "shape", "[2, 16]")
+    assert "32 values" in page.value("fields[0].element.textContent")
+    fill(page, 0, "values", str([[9] * 16, [-9] * 16]))
+    fill(page, 1, "shape", "2x16")
+    fill(page, 1, "values", "1 " * 32)
+    send(page)
+    assert rows(page)["OUTPUT0"] == ", ".join(["10"] * 16 + ["-8"] * 16)
+
+
+def test_it_says_what_the_server_says(page: Browser, gangway_server: LiveServer) -> None:
+    visit(page, gangway_server, "simple")
+    fill(page, 0, "values", "1, 2, 3")
+    shown = send(page)
+    page.faults.clear()  # the browser notes the status itself
+    body = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": [1, 2, 3]}]}
+    answer = ask_http(gangway_server.http_url, "POST", "/v2/models/simple/infer", body)
+    assert shown == f"{answer.status}: {answer.content['error']}"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [(EVIL, ">0"), ("repeat", '"OUT":"0"'), ("sums", "1"), ("halves", "2."), ("classes", "7")]
+)
+def test_snippets_work_as_pasted(served: Served, model: str, said: str) -> None:
+    path = f"/v2/gangway/models/{quote(model, safe='')}"
+    snippets = ask_http(served.server.http_url, "GET", path).content["snippets"]
+    command = [*GANGWAY, "client", model, "--url", served.server.url, "--snippet"]
+    by_client = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert bool(snippets["curl"]) == (model not in ("halves", "classes"))  # no JSON, or too many values
+    if snippets["curl"]:
+        assert said in printed_by(["bash", "-c", snippets["curl"]])
+    assert said in printed_by([sys.executable, "-c", snippets["python"]])
+    (curl_by_client,) = [line for line in by_client.splitlines() if line.startswith("curl ")] or [""]
+    assert curl_by_client.replace("127.0.0.1:8000", served.server.http_url) == snippets["curl"]
+
+
+def printed_by(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_all_pages_fit_a_telephone_and_have_both_schemes(page: Browser, gangway_server: LiveServer) -> None:
+    for path, shown in (("models/simple", "content?.name"), ("", "latest && $('models').querySelector('a')?.href")):
+        page.open("about:blank")
+        page.open(f"http://{gangway_server.http_url}/{path}")
+        page.until(f"location.protocol === 'http:' && document.readyState === 'complete' && {shown}")
+        papers = []
+        for scheme in ("light", "dark"):
+            page.look(390, scheme)
+            papers.append(page.value("getComputedStyle(document.body).backgroundColor"))
+            assert page.value("document.scrollingElement.scrollWidth") <= 390
+        assert len(set(papers)) == 2
+    page.look(1100, "light")
+    page.value("[...document.querySelectorAll('a')].find(link => link.href.endsWith('/models/mlp')).click()")
+    page.until("document.title === 'mlp, Gangway' && content.version")
+
+
+def test_what_users_have_written_is_text(page: Browser, served: Served) -> None:
+    visit(page, served.server, EVIL)
+    fill(page, 0, "values", "<i>hello</i>")
+    send(page)
+    assert rows(page)["OUT"] == "<script>document.title='bad'</script><I>HELLO</I>"
+    fill(page, 0, "values", "fail")
+    assert "<b>no</b>" in send(page)
+    page.faults.clear()
+    assert page.value("document.title") == f"{EVIL}, Gangway"
+    assert page.value("document.querySelectorAll('b, i, main script').length") == 0
+
+
+def test_a_restricted_route_is_said_and_may_be_unlocked(page: Browser, tmp_path: Path) -> None:
+    write(tmp_path, "plain")
+    with serving(tmp_path, "--http-restricted-api=inference:try-key=secret") as restricted:
+        visit(page, restricted.server, "plain")
+        assert send(page) == "403: This API is restricted, expecting header 'try-key'"
+        page.faults.clear()
+        page.value("$('name').value = 'try-key'; $('value').value = 'secret'; $('key').requestSubmit()")
+        page.until("$('key').style.display === 'none'")
+        send(page)
+        assert rows(page)["y"] == page.value(
+            "fields[0].input.example.values.map(each => +(each + 1).toPrecision(6)).join(', ')"
+        )
+
+
+def test_many_answers_come_as_events(page: Browser, served: Served) -> None:
+    visit(page, served.server, "repeat")
+    fill(page, 0, "values", "a\nb")
+    fill(page, 1, "values", "3")
+    shown = send(page)
+    assert [json.loads(line.removeprefix("data: "))["OUT"] for line in shown.split("\n") if line] == ["a\nb"] * 3
+
+
+def test_datatypes_without_json(page: Browser, served: Served) -> None:
+    visit(page, served.server, "halves")
+    fill(page, 0, "values", "0.5 -2 65504")
+    fill(page, 1, "values", "1.5 -0.00390625")
+    send(page)
+    assert rows(page)["y"] == "1, -4, Infinity"
+    assert rows(page)["c"] == "1.5, -0.00390625"
+
+
+def test_classes_optional_inputs_and_long_numbers(page: Browser, served: Served) -> None:
+    visit(page, served.server, "classes")
+    assert "repeated to make 150528" in page.value("fields[0].element.textContent")
+    send(page)
+    found = rows(page)
+    assert [found[f"{value}.000000"] for value in (3, 2, 1)] == ["a <b>dog</b>", "bird: small", "cat"]
+    assert found["more_too"] == "7"
+    page.value("fields[1].used.click()")
+    fill(page, 1, "values", str(2**63 - 1))
+    send(page)
+    assert rows(page)["more_too"] == str(2**63 - 1)
+
+
+@pytest.mark.parametrize(("height", "tolerance"), [(60, 1e-4), (48, 0.02)], ids=["as it is", "resized"])
+def test_a_picture_becomes_what_the_client_makes_of_it(
+    page: Browser, served: Served, tmp_path: Path, height: int, tolerance: float
+) -> None:
+    gradient = np.linspace(0, 255, 60 * 90).reshape(60, 90)
+    pixels = np.stack([gradient, 255 - gradient, gradient.T.reshape(60, 90)], axis=2).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    visit(page, served.server, "classes")
+    fill(page, 0, "shape", f"1, 3, {height}, 90")
+    page.value("fields[0].file.id = 'picture'")
+    page.choose_file("#picture", tmp_path / "picture.png")
+    send(page)
+    metadata = TensorMetadata(name="pixels", datatype="FP32", shape=[-1, 3, height, 90])
+    (made,) = image_tensor([metadata], tmp_path / "picture.png", 1, Normalisation()).values()
+    expected: Any = (made * np.arange(1, made.size + 1).reshape(made.shape) / made.size).sum(dtype=float)
+    assert float(rows(page)["sum"]) == pytest.approx(expected, rel=tolerance)
