@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
@@ -114,8 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--random", action="store_true", help="random values (the default)")
     parser.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
-        help="sizes of random values for open dimensions: all but the first, that of --batch (default: a declared one, "
-        "224 for pictures, else 16)")  # fmt: skip
+        help="sizes of random values for open dimensions: of an input all but the first, that of --batch, or of a "
+        "dimension by its name, such as seq:16 (default: a declared one, 224 for pictures, else 16)")  # fmt: skip
     mean, deviation = (",".join(map(str, each)) for each in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     parser.add_argument("--mean", type=_numbers, default=IMAGENET_MEAN, metavar="R[,G,B]",
         help=f"of --image: taken from colours of 0 to 1 ({mean})")  # fmt: skip
@@ -164,10 +165,11 @@ def ask(connection: ServerConnection, arguments: argparse.Namespace) -> Inferenc
     """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
-    inputs = shaped(metadata.inputs, dict(arguments.shape))
+    dimensions = cache(lambda: connection.open_dimensions(model, version))
+    inputs = shaped(metadata.inputs, dict(arguments.shape), dimensions)
     sizes = ""
     if not arguments.input and not arguments.image:
-        inputs, sizes = with_chosen_sizes(inputs, lambda: connection.declared_size(model, version))
+        inputs, sizes = with_chosen_sizes(inputs, dimensions)
     values = _values(inputs, arguments)
     tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in metadata.inputs}
     top = arguments.top or (TOP_OF_IMAGE if arguments.image else 0)
@@ -187,8 +189,8 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
     """Print a program and a command that send such a request, the model's values being ones."""
     model, version = arguments.model, arguments.model_version
     declared = connection.model_metadata(model, version).inputs
-    open_ones = shaped(declared, dict(arguments.shape))
-    inputs, _ = with_chosen_sizes(open_ones, lambda: connection.declared_size(model, version))
+    dimensions = cache(lambda: connection.open_dimensions(model, version))
+    inputs, _ = with_chosen_sizes(shaped(declared, dict(arguments.shape), dimensions), dimensions)
     examples = [concrete(each, arguments.batch) for each in inputs]
     secure = arguments.ssl
     url = f"http{'s' * secure}://{arguments.url.rpartition(':')[0]}:{USUAL_HTTP_PORT}"

@@ -1,5 +1,6 @@
 """A connection to an inference server that speaks Triton's gRPC protocol, by grpcio."""
 
+import json
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 
 from gangway.clients.addresses import host_and_port
 from gangway.clients.errors import ClientError, InputError, RefusedError, UnreachableError, reason
+from gangway.clients.inputs import OpenDimensions
 from gangway.clients.tls import GIVE_SSL, Tls, speaks_tls
 from gangway.protos import grpc_service_pb2 as pb
 
@@ -23,6 +25,7 @@ WRONG_PORT = ("this port speaks HTTP", "only /metrics is served on this port")  
 PROBE_SECONDS = 1.0
 USUAL_PORT = "gRPC is usually on port 8001"
 BUCKETS_PARAMETER = "gangway_buckets"  # of a configuration: sizes that a Gangway server compiles first
+DIMENSIONS_PARAMETER = "gangway_dimensions"  # likewise: the names of each input's open dimensions, as JSON
 
 Response = TypeVar("Response", bound=Message)
 
@@ -75,12 +78,14 @@ class ServerConnection:
         request = pb.ModelConfigRequest(name=model, version=version)
         return self._call("ModelConfig", request, pb.ModelConfigResponse)
 
-    def declared_size(self, model: str, version: str = "") -> int | None:
-        """Return the least size that a configuration declares, if it declares those of one symbol, else None."""
+    def open_dimensions(self, model: str, version: str = "") -> OpenDimensions:
+        """Return what a configuration says of open dimensions: names, and the least size, if it declares any of one."""
         parameters = self.model_config(model, version).config.parameters
-        text = parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in parameters else ""
-        sizes = re.fullmatch(r"[^=;]+=([\d, ]+)", text.strip())
-        return min(map(int, sizes[1].split(","))) if sizes else None
+        texts = {name: parameters[name].string_value for name in (BUCKETS_PARAMETER, DIMENSIONS_PARAMETER)
+            if name in parameters}  # fmt: skip
+        sizes = re.fullmatch(r"[^=;]+=([\d, ]+)", texts.get(BUCKETS_PARAMETER, "").strip())
+        names = json.loads(texts.get(DIMENSIONS_PARAMETER, "{}"))
+        return OpenDimensions(min(map(int, sizes[1].split(","))) if sizes else None, names)
 
     def model_statistics(self, model: str, version: str = "") -> pb.ModelStatisticsResponse:
         """Counts and cumulated times of a model since the server started."""

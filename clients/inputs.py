@@ -6,10 +6,10 @@ On the wire they have Triton's datatype names and raw little-endian bytes.
 import argparse
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -51,13 +51,49 @@ def zero_tensor(tensor: TensorMetadata, batch: int) -> Array:
     return np.full(shape, b"", object) if tensor.datatype == BYTES else np.zeros(shape, dtype_of(tensor.datatype))
 
 
-def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]]) -> list[TensorMetadata]:
-    """Give inputs these sizes, of all dimensions but the first. Raises InputError where a model's do not admit them."""
-    if unknown := shapes.keys() - {tensor.name for tensor in tensors}:
-        raise InputError(f"--shape: the model has no input '{min(unknown)}'; its inputs are {_described(tensors)}")
+@dataclass(frozen=True)
+class OpenDimensions:
+    """What a server's configuration says of a model's open dimensions.
+
+    `declared_size`: the least that it declares, None if it declares none. `names`: of each input's dimensions, empty
+    where they are fixed; inputs of which it says nothing are missing.
+    """
+
+    declared_size: int | None = None
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def names_of(self, tensor: TensorMetadata) -> Sequence[str]:
+        """Return a name for each dimension of an input, "" if it has none."""
+        names = self.names.get(tensor.name, ())
+        return names if len(names) == len(tensor.shape) else ("",) * len(tensor.shape)
+
+
+NO_DIMENSIONS: Final = OpenDimensions()
+
+
+def shaped(
+    tensors: Sequence[TensorMetadata],
+    shapes: Mapping[str, Sequence[int]],
+    dimensions: Callable[[], OpenDimensions] = lambda: NO_DIMENSIONS,
+) -> list[TensorMetadata]:
+    """Give inputs these sizes, of all dimensions but the first; a name that is no input's is that of a dimension.
+
+    `dimensions` is asked only if there is such a name. Raises InputError where a model's do not admit them.
+    """
+    named = {name: sizes for name, sizes in shapes.items() if name not in {tensor.name for tensor in tensors}}
+    known = dimensions() if named else NO_DIMENSIONS
+    if unknown := named.keys() - (there_are := later_names(tensors, known)):
+        others = f", its dimensions {', '.join(sorted(there_are))}" if there_are else ""
+        raise InputError(
+            f"--shape: the model has no input '{min(unknown)}'; its inputs are {_described(tensors)}{others}"
+        )
+    if several := [name for name, sizes in named.items() if len(sizes) > 1]:
+        raise InputError(f"--shape: '{several[0]}' is one dimension, and has one size")
     found = []
     for tensor in tensors:
-        sizes = [*tensor.shape[:1], *shapes.get(tensor.name, tensor.shape[1:])]
+        pairs = zip(known.names_of(tensor), tensor.shape, strict=True)
+        by_name = [named[name][0] if name in named else size for name, size in pairs]
+        sizes = [*tensor.shape[:1], *shapes.get(tensor.name, by_name[1:])]
         fits = len(sizes) == len(tensor.shape)
         if not fits or any(size not in (-1, given) for size, given in zip(tensor.shape, sizes, strict=True)):
             example = ",".join([str(max(size, 1)) for size in tensor.shape[1:]])
@@ -68,24 +104,34 @@ def shaped(tensors: Sequence[TensorMetadata], shapes: Mapping[str, Sequence[int]
     return found
 
 
-def with_chosen_sizes(
-    tensors: Sequence[TensorMetadata], declared_size: Callable[[], int | None]
-) -> tuple[list[TensorMetadata], str]:
-    """Give each open dimension but the first one a size; return what was chosen as a text, empty if nothing was.
+def later_names(tensors: Sequence[TensorMetadata], known: OpenDimensions) -> set[str]:
+    """Return the names of all dimensions but first ones, which are the rows of a request."""
+    return {name for tensor in tensors for name in known.names_of(tensor)[1:] if name}
 
-    `declared_size`: as of `chosen_size`, asked for only if a dimension is open.
+
+def with_chosen_sizes(
+    tensors: Sequence[TensorMetadata], dimensions: Callable[[], OpenDimensions]
+) -> tuple[list[TensorMetadata], str]:
+    """Give each open dimension but the first one a size; return what was chosen as flags, empty if nothing was.
+
+    Dimensions of one name get one size. `dimensions` is asked only if a dimension is open.
     """
-    size_of_config = declared_size() if any(map(is_open, tensors)) else None
+    known = dimensions() if any(map(is_open, tensors)) else NO_DIMENSIONS
     found, said = [], []
+    by_name: dict[str, int] = {}
     for tensor in tensors:
-        sizes = [
-            *tensor.shape[:1],
-            *(chosen_size(tensor, size_of_config) if size < 0 else size for size in tensor.shape[1:]),
-        ]
-        if sizes != list(tensor.shape):
+        chosen, names = chosen_size(tensor, known.declared_size), known.names_of(tensor)
+        sizes = list(tensor.shape)
+        for axis in range(1, len(sizes)):
+            if sizes[axis] < 0:
+                sizes[axis] = by_name.setdefault(names[axis], chosen) if names[axis] else chosen
+        opened = [axis for axis, size in enumerate(tensor.shape) if axis and size < 0]
+        if all(names[axis] for axis in opened):
+            said += [f"{names[axis]}:{sizes[axis]}" for axis in opened]
+        else:
             said.append(f"{tensor.name}:{','.join(map(str, sizes[1:]))}")
         found.append(TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=sizes))
-    return found, " ".join(f"--shape {each}" for each in said)
+    return found, " ".join(f"--shape {each}" for each in dict.fromkeys(said))
 
 
 def shape_argument(text: str) -> tuple[str, tuple[int, ...]]:

@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         help="random, zero, or a folder with MODEL/INPUT.npy, or MODEL/INPUT for the one element of BYTES",
     )
     result.add_argument("--shape", action="append", type=shape_argument, default=[], metavar="NAME:SIZE,...",
-        help="sizes for an input's open dimensions: all but the first")  # fmt: skip
+        help="sizes for an input's open dimensions, all but the first, or for a dimension by name: seq:16")  # fmt: skip
     result.add_argument(
         "--timeout-ms", type=positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
     )

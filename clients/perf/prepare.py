@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,7 @@ from gangway.clients.inputs import (
     TensorMetadata,
     file_tensors,
     infer_request,
+    later_names,
     random_tensors,
     shaped,
     with_chosen_sizes,
@@ -57,18 +58,21 @@ def prepare_requests(
     """Return a serialised request of one row per model, after checking that each is answered.
 
     `source`: "random", "zero", or a folder with MODEL/INPUT.npy, or MODEL/INPUT for the one element of BYTES.
-    `shapes`: of inputs, by name. Raises RefusedError, InputError, UnreachableError.
+    `shapes`: of inputs or dimensions, by name. Raises RefusedError, InputError, UnreachableError.
     """
     requests = {}
     inputs_of = {name: connection.model_metadata(name).inputs for name in names}
-    known = {each.name for inputs in inputs_of.values() for each in inputs}
-    if unknown := shapes.keys() - known:
-        raise InputError(f"--shape: no model has an input '{min(unknown)}'; they have {', '.join(sorted(known))}")
+    dimensions_of = {name: cache(partial(connection.open_dimensions, name)) for name in names}
+    known = {name: {each.name for each in inputs} for name, inputs in inputs_of.items()}
+    if shapes.keys() - set().union(*known.values()):
+        known = {name: known[name] | later_names(inputs_of[name], dimensions_of[name]()) for name in names}
+    if unknown := shapes.keys() - (all_known := set().union(*known.values())):
+        raise InputError(f"--shape: no model has an input '{min(unknown)}'; they have {', '.join(sorted(all_known))}")
     for name, inputs in inputs_of.items():
-        own = {each.name: shapes[each.name] for each in inputs if each.name in shapes}
-        tensors = shaped(inputs, own)
+        own = {key: sizes for key, sizes in shapes.items() if key in known[name]}
+        tensors = shaped(inputs, own, dimensions_of[name])
         if source in GENERATED:
-            tensors, _ = with_chosen_sizes(tensors, partial(connection.declared_size, name))
+            tensors, _ = with_chosen_sizes(tensors, dimensions_of[name])
         values = _values(name, tensors, source, seed)
         request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
         answer = connection.infer(request)

@@ -326,6 +326,7 @@ QOS_PARAMETER = "qos_ms"
 MAX_QOS = 1e12  # milliseconds or multiples; what follows from it is finite in microseconds
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
+DIMENSIONS_PARAMETER = "gangway_dimensions"  # names of open dimensions, by input, as JSON; set by the server
 LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
 TARGET_SINCE_PARAMETER = "gangway_target_since"  # when a target that is a multiple began to count; set by the server
 FIRST_ANSWER = "the first answer"  # in place of that moment while it has not come

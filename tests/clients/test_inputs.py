@@ -14,6 +14,7 @@ from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
     Normalisation,
+    OpenDimensions,
     TensorMetadata,
     dtype_of,
     file_tensors,
@@ -81,10 +82,41 @@ def test_shapes_say_what_open_dimensions_are() -> None:
     ],
 )
 def test_open_dimensions_get_sizes(inputs: list[TensorMetadata], declared: int | None, said: str) -> None:
-    chosen, text = with_chosen_sizes(inputs, lambda: declared)
+    chosen, text = with_chosen_sizes(inputs, lambda: OpenDimensions(declared))
     assert text == said
     (x,) = random_tensors(chosen, batch=1, seed=0).values()
     assert x.ndim == len(inputs[0].shape)
+
+
+NAMED = OpenDimensions(
+    names={"ids": ("N", "seq"), "mask": ("N", "seq"), "past": ("N", "", "past", ""), "other": ("", "x")}
+)
+TEXT = [
+    tensor("INT64", -1, -1, name="ids"),
+    tensor("INT64", -1, -1, name="mask"),
+    tensor("FP32", -1, 4, -1, 8, name="past"),
+    tensor("FP32", -1, -1, -1, name="other"),  # of another rank than its names
+]
+
+
+def test_a_dimension_has_one_size_in_all_inputs() -> None:
+    found = shaped(TEXT, {"seq": (7,), "past": (4, 3, 8)}, lambda: NAMED)
+    assert [list(each.shape) for each in found] == [[-1, 7], [-1, 7], [-1, 4, 3, 8], [-1, -1, -1]]
+    for shapes, words in (
+        ({"N": (2,)}, "no input 'N'; its inputs are ids .*, its dimensions past, seq"),
+        ({"seq": (7, 8)}, "'seq' is one dimension"),
+        ({"x": (7,)}, "no input 'x'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            shaped(TEXT, shapes, lambda: NAMED)
+    clash = [tensor("INT64", -1, -1, name="seq"), TEXT[0]]
+    assert [list(each.shape) for each in shaped(clash, {"seq": (7,)}, lambda: NAMED)] == [[-1, 7], [-1, -1]]
+
+
+def test_one_hint_names_all_open_inputs() -> None:
+    found, said = with_chosen_sizes(TEXT, lambda: NAMED)
+    assert said == "--shape seq:16 --shape past:16 --shape other:16,16"
+    assert all(size >= 0 for each in found for size in each.shape[1:])
 
 
 def test_masks_hide_nothing() -> None:

@@ -3,6 +3,7 @@
 The signature comes from the manifest of the compiled artifact, not from the ONNX file.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from gangway.server.models.config import (
     CHOSEN_PRECISION_PARAMETER,
     DEFAULT_MODEL_FILENAME,
     DIFFERENCE_PARAMETER,
+    DIMENSIONS_PARAMETER,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
     FIRST_ANSWER,
@@ -43,6 +45,7 @@ from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE, ModelOptions
 from gangway.server.options.values import INT32_MAX
 
 MOST_ROWS: Final = INT32_MAX
+MOST_NAMES_CHARACTERS: Final = 16 * 1024  # of dimensions; a config travels in one message
 
 Tensor = ModelInput | ModelOutput
 
@@ -121,6 +124,9 @@ def tell_engine(config: ModelConfig, manifest: Manifest, in_bf16: InBf16 = NOT_W
     `in_bf16`: what is loaded beside the model.
     """
     config.parameters[ENGINE_PARAMETER].string_value = manifest.engine.value
+    names = {spec.name: spec.symbols for spec in manifest.inputs if any(spec.symbols[1:])}
+    if names and len(text := json.dumps(names)) <= MOST_NAMES_CHARACTERS:
+        config.parameters[DIMENSIONS_PARAMETER].string_value = text
     if manifest.fallback_reason:
         config.parameters[FALLBACK_PARAMETER].string_value = manifest.fallback_reason
     if manifest.engine is Engine.NATIVE:

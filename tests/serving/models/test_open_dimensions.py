@@ -11,7 +11,12 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import numpy_helper
 
+from gangway.clients.command import main as client
+from gangway.clients.connection import ServerConnection
+from gangway.clients.errors import InputError
 from gangway.clients.inputs import outputs_of
+from gangway.clients.perf.prepare import prepare_requests
+from gangway.protos import grpc_service_pb2 as pb
 from testing.waiting import until
 from tests.conftest import CompileKept
 from tests.helpers.served import Served, serving
@@ -133,3 +138,16 @@ def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served:
     assert not served.lines(r"(?:WARNING|ERROR) .*(?:quotient|step).*"), "a trial that fails is no fault"
     (statistics,) = served.client.get_inference_statistics("step").model_stats
     assert statistics.inference_stats.success.count >= 2, "the ensemble has not been made again"
+
+
+def test_clients_say_the_size_of_a_dimension_by_its_name(served: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    assert client(["text", "--url", served.server.url, "--shape", "S:5"]) == 0
+    assert "1x5x64" in capsys.readouterr().out
+    assert client(["quotient", "--url", served.server.url, "--shape", "T:5"]) == 2
+    assert "no input 'T'" in capsys.readouterr().err
+    with ServerConnection(served.server.url, TIMEOUT_S) as connection:
+        requests = prepare_requests(connection, ["text", "picture"], "zero", 0, {"S": (7,)})
+        sent = {name: pb.ModelInferRequest.FromString(request) for name, request in requests.items()}
+        assert list(sent["text"].inputs[0].shape) == [1, 7, 64]
+        with pytest.raises(InputError, match="no model has an input 'T'; they have H, S, W, x"):
+            prepare_requests(connection, ["text", "picture"], "zero", 0, {"T": (7,)})
