@@ -29,6 +29,10 @@ class ServiceManager:
         self._address = path.replace("@", "\0", 1) if path.startswith("@") else path  # "@" stands for abstract
         self._is_present = path.startswith(("/", "@"))
 
+    def starting(self, status: str) -> None:
+        """Say how far the start is."""
+        self._send(f"STATUS={status}")
+
     def ready(self, status: str) -> None:
         """Say that the server answers requests; units that come after it may start."""
         self._send("READY=1", f"STATUS={status}")

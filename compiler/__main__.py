@@ -7,20 +7,20 @@ Lines on --progress-fd (or with --json on standard output), each one JSON object
   {"key": "...", "folder": "...", "cached": true, "precision_note": ""}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
 With --uncompiled REASON the model is left to onnxruntime for this reason, and not found by jobs without it.
-With --look-up there may be several PATHs, and nothing is compiled. Instead of a last line there is one for each that
-the cache has:
-  {"found": "PATH", "folder": "..."}
 
 With --serve there is no PATH: jobs are read from standard input, one JSON object a line, and each ends with a last line
 as above. TVM stays loaded from one to the next. The process ends with its input, or when it has become too large, which
 the last line says: {..., "ends": true}
   {"path": "PATH", "dimensions": {"NAME": SIZE}, "precision": {"name": "fp32", "min_cosine": 0.999}}
-With "stand_in": true the model is not compiled: unless the cache has it, onnxruntime is to serve it meanwhile, by an
-artifact that is not found by other jobs. With sizes there is none, but an error. With "batch": true it is refused if
-its first dimension cannot be a batch.
-A line {"look_up": ["PATH", ...]} asks for what --look-up finds. The last line, {"absent": 1}, says how many are not
-there. If any is not, what makes stand-ins is imported before the next line is read.
+It may have "optional", "batch", "whole", "uncompiled", as the flags of these names say.
 With "span": {"symbol": "NAME", "first": 1, "last": 64} there is one artifact for all these sizes, in float32.
+A line {"look_up": ["PATH", ...]} compiles nothing. There is one line for each that the cache has, and the last line
+says how many it has not:
+  {"found": "PATH", "folder": "..."}
+  {"absent": 1}
+With --serve=stand-ins no model is compiled: unless the cache has it, onnxruntime is to serve it meanwhile, by an
+artifact that is not found by other jobs. With sizes there is none, but an error. What makes stand-ins is imported when
+a look-up has not found all.
 
 SIGTERM ends it, and leaves nothing unfinished in the cache.
 
@@ -60,6 +60,7 @@ from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
 
 MOST_KIB = 3 << 20  # of memory, at its peak, of a process that goes on to the next job
+COMPILE, STAND_INS = "compile", "stand-ins"
 LONGEST_MESSAGE = 2000  # a hostile model can have names of any length
 
 Report = Callable[[dict[str, Any]], None]
@@ -69,9 +70,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one compilation; return the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if len(options.path) > 1 and not options.look_up:
-        parser.error("one PATH is compiled at a time")
-    if bool(options.path) == options.serve:
+    if (options.path is None) == (options.serve is None):
         parser.error("--serve takes no PATH" if options.serve else "a PATH is needed")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is unfinished is removed
     report = _reporter(1 if options.json else options.progress_fd)
@@ -81,12 +80,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         cache = Cache(usable_cache_dir(options.cache_dir))
         target = detect(options.target)
-        if options.look_up:
-            _look_up(options.path, cache, target, report)
-            return 0
         if options.serve:
-            return _serve(cache, target, report)
-        name, path = _entered(options.path[0])
+            return _serve(cache, target, report, options.serve == STAND_INS)
+        name, path = _entered(options.path)
         wanted = WantedPrecision(options.precision, options.min_cosine)
         chosen = CompileOptions(
             dict(options.dimension), options.optional, options.batch, options.whole, options.uncompiled
@@ -128,38 +124,40 @@ def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Re
     return absent
 
 
-def _serve(cache: Cache, target: TargetSpec, report: Report) -> int:
+def _serve(cache: Cache, target: TargetSpec, report: Report, makes_stand_ins: bool) -> int:
     """Compile what standard input asks for, until its end."""
     for line in sys.stdin.buffer:
         job = json.loads(line)
         if "look_up" in job:
             absent = _look_up([Path(path) for path in job["look_up"]], cache, target, report)
             report({"absent": absent})
-            if absent and not missing_packages(COMPILER):
+            if absent and makes_stand_ins and not missing_packages(COMPILER):
                 importlib.import_module("gangway.compiler.stand_in")
             continue
         last: dict[str, Any]
         try:
+            dimensions = job["dimensions"]
             name, path = _entered(Path(job["path"]))
             wanted = decode(WantedPrecision, json.dumps(job["precision"]), "precision")
-            if job.get("stand_in"):
-                found = find_in_precision(path, name, cache, target, wanted, job["dimensions"])
-                if not found and job["dimensions"]:
+            if makes_stand_ins:
+                found = find_in_precision(path, name, cache, target, wanted, dimensions)
+                if not found and dimensions:
                     raise UnsupportedModelError("it is not compiled for these sizes")
                 progress = _progress(report, lowers_at="kernels")  # what comes before is quick, and waited for
-                compiled = found or make_stand_in(path, name, cache, target, progress, job["batch"])
+                compiled = found or make_stand_in(path, name, cache, target, progress, job.get("batch", False))
             elif "span" in job:
-                span = CompileOptions(job["dimensions"], span=decode(SizeSpan, json.dumps(job["span"]), "span"))
+                span = CompileOptions(dimensions, span=decode(SizeSpan, json.dumps(job["span"]), "span"))
                 compiled = compile_model(path, name, cache, target, _progress(report), span)
             else:
-                chosen = CompileOptions(job["dimensions"])
+                ways = (job.get("optional", ()), job.get("batch", False), job.get("whole", False))
+                chosen = CompileOptions(dimensions, *ways, job.get("uncompiled") or None)
                 compiled = compile_in_precision(path, name, cache, target, _progress(report), wanted, chosen)
         except Exception as error:
             last = _described(error)
         else:
             last = _made(compiled)
         ends = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_KIB
-        ends = ends or ("stand_in" in job and "gangway.compiler.job" in sys.modules)  # its priority is the lowest
+        ends = ends or (makes_stand_ins and "gangway.compiler.job" in sys.modules)  # its priority is the lowest
         report({**last, "ends": True} if ends else last)
         if ends:
             break
@@ -252,10 +250,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "path", type=Path, nargs="*", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
+        "path", type=Path, nargs="?", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
     )
-    parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
-    parser.add_argument("--serve", action="store_true", help="read jobs from standard input, one JSON object a line")
+    parser.add_argument("--serve", choices=(COMPILE, STAND_INS), help="read jobs of a kind from standard input")
     parser.add_argument("--cache-dir", default="", metavar="DIR", help="where compiled models are kept")
     add_dimension(parser)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")

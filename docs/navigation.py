@@ -53,7 +53,6 @@ FIRST = {
         "limits",
         "operators",
         "triton",
-        "differences",
         "pb-utils",
     ),
     "explanation": (

@@ -58,7 +58,6 @@ ACCEPTED = (
     TritonFlag("--min-supported-compute-capability", "X", _GPU, float),
     TritonFlag("--model-load-gpu-limit", "GPU:FRACTION", _GPU),
     TritonFlag("--model-load-retry-count", "N", "a second try would fail as the first one did", integer(0)),
-    TritonFlag("--model-load-thread-count", "N", "models are compiled one at a time, beside the requests", integer(1)),
     TritonFlag("--pinned-memory-pool-byte-size", "BYTES", _GPU, integer(0, (1 << 63) - 1)),
     TritonFlag("--repoagent-directory", "DIR", _LIBRARIES),
     TritonFlag("--sagemaker-port", "PORT", _SAGEMAKER),

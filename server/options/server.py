@@ -373,6 +373,9 @@ class GeneralOptions:
         " a server uses; 0: no limit (%(default)s)")  # fmt: skip
     scheduler: str = from_flags("--scheduler", attrgetter("scheduler"), _add_scheduler, ("--scheduler",),
         default="")  # fmt: skip  # only the parser loads the policies
+    load_threads: int = flag("--model-load-thread-count", 0, type=integer(1), metavar="N",
+        help="models that are compiled beside each other while the server starts (as many as there are cores, 4 at"
+        " most)")  # fmt: skip
     max_shapes: int = flag("--max-shapes", 8, type=integer(0), metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
     compile_ahead: int = flag("--compile-ahead", 512, type=integer(0), metavar="SIZE",

@@ -103,10 +103,11 @@ def test_cached_model_needs_no_tvm(compiled: Compiled, tmp_path: Path) -> None:
 def test_several_are_looked_up_and_none_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
     other = write_model(tmp_path / "repository", "simple") / "1" / "model.onnx"
     models = [other, tmp_path / "absent.onnx", compiled.path]
-    with start(["--look-up", *models, "--cache-dir", compiled.cache, "--json"]) as second:
-        output, errors = second.communicate(timeout=TIMEOUT_S)
+    with start(["--serve=compile", "--cache-dir", compiled.cache, "--json"], stdin=subprocess.PIPE) as second:
+        output, errors = second.communicate(json.dumps({"look_up": list(map(str, models))}), timeout=TIMEOUT_S)
     assert second.returncode == 0, errors
-    assert lines(output) == [{"found": str(compiled.path), "folder": compiled.result["folder"]}]
+    found = {"found": str(compiled.path), "folder": compiled.result["folder"]}
+    assert lines(output) == [found, {"absent": 1}]
     kept = [compiled.result["key"], "kernels", "locks"]
     assert sorted(path.name for path in compiled.cache.iterdir()) == sorted(kept)
 

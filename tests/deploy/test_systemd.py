@@ -18,6 +18,7 @@ from testing.waiting import until
 from tests.helpers.whole_server import small_repository
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gangway.service"
+SIGN = "WATCHDOG=1"
 ANALYZE = Path("/usr/bin/systemd-analyze")
 
 
@@ -72,7 +73,8 @@ def test_a_manager_is_told_of_a_servers_life(manager, tmp_path, compiled_zoo):
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-timeout-secs=7"]
     with live_server(repository, flags, prefix=variables) as server:
         messages = []
-        until(lambda: messages.extend(told(received)) or sum("WATCHDOG=1" in each for each in messages) > 3)
+        until(lambda: messages.extend(told(received)) or [SIGN in each for each in messages].count(True) > 3)
+        until(lambda: messages.extend(told(received)) or any("READY=1" in each for each in messages))
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
     messages += told(received)

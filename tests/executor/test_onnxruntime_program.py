@@ -1,6 +1,7 @@
 """Models that cannot be compiled, served by onnxruntime in the workers of the real executor and server."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
 from testing.frame_requests import read_answer, write_request
 from testing.processes import cpu_ns
-from testing.waiting import until
 from tests.helpers.onnx_networks import FOREIGN, Array, Foreign, wide
 
 HEAP = 1 << 16
@@ -325,7 +325,9 @@ def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> N
     lease, pid = runner.executor.lease(0), runner.executor.workers[0].pid
     idle_ns = cpu_ns(pid)
     runner.executor.start(0, spec, [0])
-    until(lambda: lease.progress().present and cpu_ns(pid) - idle_ns >= BEGUN_NS)
+    deadline = time.monotonic() + 10
+    while not lease.progress().present or cpu_ns(pid) - idle_ns < BEGUN_NS:
+        assert time.monotonic() < deadline
     lease.set_control(LeaseControl.STOP_NOW)
     lease.abort()
     assert runner.end(slot).status is SlotStatus.OK
@@ -344,10 +346,14 @@ def begin_long_run(runner: Runner, tmp_path: Path) -> int:
     """Start a gang of both workers; return the slot when rank 0 computes, and both are in."""
     model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
     slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
-    lease, pid = runner.executor.lease(0), runner.executor.workers[0].pid
-    idle_ns = cpu_ns(pid)
+    idle_ns = cpu_ns(runner.executor.workers[0].pid)
     runner.executor.start(0, spec._replace(wanted=2, timeout_us=1000), [0, 1])
-    until(lambda: lease.progress().present == 0b11 and cpu_ns(pid) - idle_ns >= BEGUN_NS)
+    deadline = time.monotonic() + 10
+    while (
+        runner.executor.lease(0).progress().present != 0b11
+        or cpu_ns(runner.executor.workers[0].pid) - idle_ns < BEGUN_NS
+    ):
+        assert time.monotonic() < deadline
     return slot
 
 
@@ -422,7 +428,9 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
     model_id = runner.load(network.save(tmp_path / "model.onnx"), "loop")
     slot, spec, outputs = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
     runner.executor.start(0, spec, [0])
-    until(lambda: runner.executor.lease(0).progress().present)
+    deadline = time.monotonic() + 10
+    while not runner.executor.lease(0).progress().present:
+        assert time.monotonic() < deadline
     runner.executor.restart(0)
     runner.executor.load(model_id, runner.models[0].key)
     generation = spec.members[0].generation

@@ -6,6 +6,7 @@ The real ones are exercised by the tests that start the whole server; here a tes
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,6 @@ from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.serving.grpc.streams import StreamLimits
 from gangway.server.serving.loop import THREADS, ServingLoop
 from gangway.server.serving.process import FrontEnd, Surroundings
-from testing.waiting import until
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 
@@ -154,14 +154,14 @@ class FakeScheduler:
 class Server:
     """What a test works with."""
 
-    url: str
+    address: str
     front_end: FrontEnd
     plane: DataPlane
     scheduler: FakeScheduler
     client: triton.InferenceServerClient
     serving: ServingLoop
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    http_url: str = ""
+    http_address: str = ""
 
     @contextmanager
     def without_threads(self) -> Iterator[None]:
@@ -195,12 +195,12 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
         plane, ServeOptions(grpc=options, http=http_options), serving, Surroundings(stream_limits=limits)
     )
     address = front_end.listen("127.0.0.1:0")
-    http_url = front_end.http.listen("127.0.0.1:0")
+    http_address = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:
         front_end.handle(model)
     front_end.handle(InitialLoadDone())
     with triton.InferenceServerClient(address) as client:
-        yield Server(address, front_end, plane, scheduler, client, serving, options.max_message_bytes, http_url)
+        yield Server(address, front_end, plane, scheduler, client, serving, options.max_message_bytes, http_address)
     front_end.http.stop()
     front_end.server.stop(5)
     serving.stop()
@@ -240,7 +240,10 @@ def server(running_server: Server) -> Iterator[Server]:
     scheduler.held, scheduler.cancelled = queue.SimpleQueue(), queue.SimpleQueue()
     yield running_server
     scheduler.holding, scheduler.status = False, SlotStatus.OK
-    until(lambda: running_server.plane.usage() == Usage(0, 0))  # after handlers of calls that the client gave up
+    deadline = time.monotonic() + 10  # handlers of calls that the client gave up may still be returning
+    while running_server.plane.usage() != Usage(0, 0) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert running_server.plane.usage() == Usage(0, 0)
 
 
 @contextmanager
@@ -294,7 +297,7 @@ def announced(simple_inputs: Callable[..., list[triton.InferInput]]) -> Announce
 @pytest.fixture
 def http(server: Server) -> HttpAsk:
     """Asks the server of this process."""
-    return partial(ask_http, server.http_url)
+    return partial(ask_http, server.http_address)
 
 
 @pytest.fixture(scope="module")

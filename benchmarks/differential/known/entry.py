@@ -9,8 +9,7 @@ class Known:
     """One difference that is meant.
 
     `area`, `what`, `why`: for the table. `difference`: a regular expression of the lines that `compare.Difference`
-    writes, `PLACE: TRITON -> GANGWAY`; `cases`: one of the names of cases. `surprises`: what shows it, of those that no
-    reader would guess; they stand in `docs/reference/differences.md`.
+    writes, `PLACE: TRITON -> GANGWAY`; `cases`: one of the names of cases.
     """
 
     area: str
@@ -18,7 +17,6 @@ class Known:
     why: str
     difference: str
     cases: str = ""
-    surprises: str = ""
 
     def covers(self, case: str, text: str) -> bool:
         """Whether a difference is this one."""

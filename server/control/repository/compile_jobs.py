@@ -1,9 +1,9 @@
-"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own that gives way to requests
+"""Compile jobs: `python -m gangway.compiler --serve` does one after the other, and gives way to requests
 (`supervisor/job_share.py`).
 
-Jobs for sizes of symbolic dimensions follow each other in one process, which keeps TVM and the model in memory, and
-ends after a pause. So do jobs for stand-ins, by which onnxruntime serves models while they are compiled. They take a
-second, and have a process of their own, so they wait for no compilation.
+A process keeps TVM in memory for the next job, and ends after a pause. While the server starts, as many processes as
+there are cores compile models beside each other; afterwards one does. Jobs for stand-ins, by which onnxruntime serves
+models while they are compiled, take a second, and have a process of their own, so they wait for no compilation.
 
 A job has as much time as its model's size deserves, not counting what it waits for a core
 (`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import SizeSpan
@@ -136,31 +136,30 @@ class CompileRequest:
         """Whether `Compiler.look_up` may have found it."""
         return not (self.dimensions or self.optional or self.whole or self.precision != IN_FP32)
 
-    @property
-    def flags(self) -> list[str]:
-        """What a job of its own is told beside the file."""
-        sizes = (f"--dimension={name}={size}" for name, size in self.dimensions.items())
-        left_out = (f"--optional={name}" for name in self.optional)
-        ways = [*["--batch"] * self.with_batch, *["--whole"] * self.whole]
-        return [str(self.path), *sizes, *left_out, *ways, *self.precision.flags()]
-
-    @property
-    def kept_job(self) -> dict[str, Any] | None:
-        """What a process that is kept is asked; None: it is a job of its own."""
-        job = {"path": str(self.path), "dimensions": dict(self.dimensions), "precision": asdict(self.precision)}
-        if self.stand_in:
-            return job | {"stand_in": True, "batch": self.with_batch}
-        if not self.dimensions or self.optional or self.with_batch or self.whole:
-            return None
+    def job(self, uncompiled: str = "") -> dict[str, Any]:
+        """Return what a process is asked (`compiler/__main__.py`). `uncompiled`: why it is left to onnxruntime."""
+        job: dict[str, Any] = {"path": str(self.path), "dimensions": dict(self.dimensions)}
+        job |= {"precision": asdict(self.precision), "optional": list(self.optional), "uncompiled": uncompiled}
+        job |= {"batch": self.with_batch, "whole": self.whole}
         return job if self.span is None else job | {"span": asdict(self.span)}
 
 
-@dataclass(eq=False)
 class _Lane:
-    """Jobs of a kind, one after the other. `kept`: the process that waits for the next one, if there is any."""
+    """Jobs of a kind, `at_once` beside each other. `kept`: the processes that wait for the next ones."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    kept: "CompilerProcess | None" = None
+    def __init__(self, kind: Literal["compile", "stand-ins"], at_once: int = 1) -> None:
+        self.kind = kind
+        self.turn = asyncio.Semaphore(at_once)
+        self.kept: list[CompilerProcess] = []
+
+
+MOST_AT_ONCE = 4
+BYTES_AT_ONCE = 4 << 30  # of the machine's memory for each job
+
+
+def jobs_at_once(cores: int, memory_bytes: int) -> int:
+    """Return how many models are compiled beside each other while a server starts."""
+    return max(1, min(cores, MOST_AT_ONCE, memory_bytes // BYTES_AT_ONCE))
 
 
 class Compiler:
@@ -168,8 +167,8 @@ class Compiler:
 
     `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
     `timeout_seconds`: of the job for a file. `limit_bytes`: of the cache, 0: none; the artifacts whose keys `in_use`
-    returns are never removed. `idle_seconds`: how long a process waits for the next size of a model, 0: not at all.
-    `jobs`: where jobs are told.
+    returns are never removed. `idle_seconds`: how long a process waits for the next job, 0: not at all.
+    `jobs`: where jobs are told. `at_once`: how many run beside each other until `give_way`.
     """
 
     def __init__(
@@ -181,6 +180,7 @@ class Compiler:
         in_use: Callable[[], Collection[str]] = tuple,
         idle_seconds: float = 0.0,
         jobs: Jobs | None = None,
+        at_once: int = 1,
     ) -> None:
         self._cache_dir = cache_dir
         self._log = log
@@ -192,21 +192,30 @@ class Compiler:
         self._used_keys: UsedKeys | None = None
         self._stopping = False
         self._jobs_running: set[Child] = set()
-        self._compilations, self._stand_ins = _Lane(), _Lane()
+        self._compilations, self._stand_ins = _Lane("compile", at_once), _Lane("stand-ins")
+        self._at_once = at_once
         self._ends: set[asyncio.Task[None]] = set()  # of jobs that were given up
+        self._narrowing: set[asyncio.Task[Literal[True]]] = set()  # what takes turns away from jobs
         self._gives_way = False
         self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
         self._requests: dict[str, CompileRequest] = {}  # by key of what was made of them, the latest last
         self.target = ""
 
     def give_way(self) -> None:
-        """From now on there are requests: let them go before jobs, also while these only look into the cache."""
+        """From now on there are requests: let them go before jobs, also while these only look into the cache.
+
+        Jobs that run beside each other are finished.
+        """
         self._gives_way = True
+        for _ in range(self._at_once - 1):
+            task = asyncio.get_running_loop().create_task(self._compilations.turn.acquire())
+            self._narrowing.add(task)
+            task.add_done_callback(self._narrowing.discard)
 
     async def compile(self, request: CompileRequest) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
 
-        One job at a time: further calls wait. Who gives a call up ends its job.
+        Calls wait for their turn. Who gives a call up ends its job.
         """
         name, path = request.name, request.path
         async with (self._stand_ins if request.stand_in else self._compilations).turn:
@@ -221,7 +230,7 @@ class Compiler:
                     if killed and not (request.dimensions or request.optional or request.whole or request.stand_in):
                         _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
                         plain = replace(request, precision=IN_FP32)
-                        report = await self._job_for(plain, display.update, [f"--uncompiled={report['error']}"])
+                        report = await self._job_for(plain, display.update, report["error"])
         if killed and request.stand_in and not request.dimensions:
             _log.warning("%s: nothing serves it until it is compiled: %s", name, report["error"])
             return await self.compile(replace(request, stamp=(), stand_in=False))
@@ -285,12 +294,9 @@ class Compiler:
                 path = Path(report["found"])
                 self._found[path, stamps[path]] = report["folder"]
 
-        async with (self._stand_ins if stand_ins else self._compilations).turn:
-            if stand_ins:
-                asked = self._asked(self._stand_ins, {"look_up": list(map(str, stamps))})
-                await self._run(asked, note_found, lane=self._stand_ins)
-            else:
-                await self._run(self._start(["--look-up", *map(str, stamps)]), note_found)
+        lane = self._stand_ins if stand_ins else self._compilations
+        async with lane.turn:
+            await self._run(lane, {"look_up": list(map(str, stamps))}, note_found)
 
     @property
     def busy(self) -> bool:
@@ -301,9 +307,9 @@ class Compiler:
         """End the jobs that run, if any. `ended` waits for that."""
         self._stopping = True
         for lane in (self._compilations, self._stand_ins):
-            if lane.kept is not None:
-                lane.kept.stay()
-                self._give_up(lane.kept, STOP_SECONDS)
+            for process in lane.kept:
+                process.stay()
+                self._give_up(process, STOP_SECONDS)
         for job in self._jobs_running:
             self._end(job, STOP_SECONDS)
         if self._used_keys is not None:
@@ -327,7 +333,7 @@ class Compiler:
             task.add_done_callback(self._ends.discard)
 
     async def _job_for(
-        self, request: CompileRequest, progress: Callable[[str, int, int], None], more_flags: Sequence[str] = ()
+        self, request: CompileRequest, progress: Callable[[str, int, int], None], uncompiled: str = ""
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
         last: dict[str, Any] = {}
@@ -339,31 +345,29 @@ class Compiler:
                 last.update(report)
 
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, request.path)
-        job = request.kept_job
-        if job is None:
-            ending = await self._run(self._start([*request.flags, *more_flags]), take, timeout_seconds)
-        else:
-            lane = self._stand_ins if request.stand_in else self._compilations
-            ending = await self._run(self._asked(lane, job), take, timeout_seconds, lane)
+        lane = self._stand_ins if request.stand_in else self._compilations
+        ending = await self._run(lane, request.job(uncompiled), take, timeout_seconds)
         return last or {"error": f"the compile job {ending}"}
 
     async def _run(
         self,
-        process: "CompilerProcess",
+        lane: _Lane,
+        job: Mapping[str, Any],
         take: Callable[[dict[str, Any]], None],
         timeout_seconds: float = math.inf,
-        lane: _Lane | None = None,
     ) -> str:
-        """Run a job to its end, or for `timeout_seconds`; return how the process ended, if it did.
+        """Run a job to its end, or for `timeout_seconds`; return how its process ended, if it did.
 
-        All that the job reports is taken. `lane`: keeps the process for the next job of its kind, if that is of use.
+        All that the job reports is taken. The process is kept for the next job of the lane, if that is of use.
         """
+        process = self._process_of(lane)
         self._jobs_running.add(process.child)
         try:
-            end = await self._attend(process, take, timeout_seconds, until_last=lane is not None)
-            if lane is not None and process.is_open and self._idle_seconds and not self._stopping:
+            process.ask(job)
+            end = await self._attend(process, take, timeout_seconds)
+            if process.is_open and self._idle_seconds and not self._stopping:
                 process.end_after(self._idle_seconds)
-                lane.kept = process
+                lane.kept.append(process)
                 return ""
             process.close()
             await process.child.wait(JOB_END_SECONDS)
@@ -374,34 +378,31 @@ class Compiler:
             self._jobs_running.discard(process.child)
         return end or process.child.exit_text()
 
-    def _asked(self, lane: _Lane, job: Mapping[str, Any]) -> "CompilerProcess":
-        """Return the process that is kept for jobs of a kind, or a new one, which has been asked for this one."""
-        process, lane.kept = lane.kept, None
-        if process is None or process.child.returncode is not None:
-            process = self._start(["--serve"])
-        process.stay()
-        process.ask(job)
-        return process
-
-    def _start(self, arguments: Sequence[str]) -> "CompilerProcess":
+    def _process_of(self, lane: _Lane) -> "CompilerProcess":
+        """Return a process that is kept for jobs of a kind, or a new one. Raises OSError."""
+        while lane.kept:
+            process = lane.kept.pop()
+            if process.is_open and process.child.returncode is None:
+                process.stay()
+                return process
         log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
         with log as stderr:
-            return CompilerProcess([*arguments, "--cache-dir", str(self._cache_dir)], stderr)
+            return CompilerProcess([f"--serve={lane.kind}", "--cache-dir", str(self._cache_dir)], stderr)
 
     async def _attend(
         self,
         process: "CompilerProcess",
         take: Callable[[dict[str, Any]], None],
         timeout_seconds: float,
-        until_last: bool,
     ) -> str:
-        """Take the reports of a job until they end; return why it was killed, if it was. Its warnings are logged."""
+        """Take the reports of a job until the last one; return why it was killed, if it was. Warnings are logged."""
         job = process.child
         is_looking_up = True  # in the cache, which takes little
         if self._gives_way:
             use_idle_priority(job.pid)
         cores = len(os.sched_getaffinity(0))
-        keep = keep_share(f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up)
+        jobs = lambda: [each.pid for each in self._jobs_running]  # noqa: E731
+        keep = keep_share(f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up, jobs)
         share = asyncio.get_running_loop().create_task(keep)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
@@ -414,7 +415,7 @@ class Compiler:
                     continue
                 is_looking_up = is_looking_up and report.get("phase", "key") == "key"
                 take(report)
-                if until_last and not report.keys() & {"phase", "found"}:
+                if not report.keys() & {"phase", "found"}:
                     break
         finally:
             share.cancel()

@@ -164,6 +164,7 @@ def _stamp(folder: Path, path: Path) -> tuple[str, int, int, int]:
 
 
 CONFIG_PARAMETER = "config"
+WAIT_PARAMETER = "gangway_wait"  # false: the answer comes before the model is loaded
 FILE_PREFIX = "file:"
 MAX_FILES = 1024
 MAX_CONFIG_CHARACTERS = 1 << 20
@@ -181,8 +182,8 @@ class OverrideStore:
     def __init__(self) -> None:
         self._folders = TemporaryFolders()
 
-    def take(self, path: str) -> Override | None:
-        """Return what the request in this file brings along, None for nothing.
+    def take(self, path: str) -> tuple[Override | None, bool]:
+        """Return what the request in this file brings along, None for nothing, and whether it waits for the load.
 
         Raises RequestError, FileNotFoundError when the front end that has the file has ended.
         """
@@ -192,17 +193,18 @@ class OverrideStore:
             invalid(f"not a RepositoryModelLoadRequest: {error}")
         name, parameters = request.model_name, request.parameters
         for key in parameters:
-            if key != CONFIG_PARAMETER and not key.startswith(FILE_PREFIX):
+            if key not in (CONFIG_PARAMETER, WAIT_PARAMETER) and not key.startswith(FILE_PREFIX):
                 invalid(f"unrecognized load parameter '{key}'")
+        waits = _waits(parameters)
         config = _config(name, parameters)
         files = [key for key in parameters if key.startswith(FILE_PREFIX)]
         if not files:
-            return None if config is None else Override(config, None)
+            return (None if config is None else Override(config, None)), waits
         if config is None:
             _not_polled(name, "Load parameter 'config' must be specified for model file override")
         if len(files) > MAX_FILES:
             _not_polled(name, f"{len(files)} files are given, at most {MAX_FILES} are possible")
-        return Override(config, self._write(name, parameters, files))
+        return Override(config, self._write(name, parameters, files)), waits
 
     def remove(self, override: Override) -> None:
         """Remove the files of an override, if it has any."""
@@ -275,6 +277,14 @@ def sweep_overrides() -> list[Path]:
             finally:
                 os.close(descriptor)
     return swept
+
+
+def _waits(parameters: Parameters) -> bool:
+    if WAIT_PARAMETER not in parameters:
+        return True
+    if parameters[WAIT_PARAMETER].WhichOneof("parameter_choice") != "bool_param":
+        invalid(f"Load parameter '{WAIT_PARAMETER}' must have bool type for its value")
+    return parameters[WAIT_PARAMETER].bool_param
 
 
 def _config(name: str, parameters: Parameters) -> ModelConfig | None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from gangway.protos import StatusCode
 from gangway.server.control.repository.repository import Override, OverrideStore, find_models
@@ -11,6 +12,7 @@ from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.messages import (
     DUPLICATE,
+    OK,
     WHOLE_MODEL,
     ModelRemoved,
     ModelUnavailable,
@@ -38,6 +40,12 @@ async def refresh_index(options: RepositoryOptions, clients: Announcements) -> N
         is_idle = isinstance(entry, ModelUnavailable) and not entry.is_missed and entry.state != "UNLOADING"
         if is_idle and name not in found:
             clients.announce(ModelRemoved(name, version))
+
+
+def _log_failure(task: "asyncio.Task[RepositoryAnswer]") -> None:
+    """Tell the log what no client waits for."""
+    if not task.cancelled() and task.result().code != OK:
+        _log.warning("a load that no client waits for: %s", task.result().message)
 
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton says so in both other modes
@@ -69,7 +77,10 @@ class RepositoryService:
 
     def perform(self, call: RepositoryCall) -> "asyncio.Task[RepositoryAnswer]":
         """Begin to carry out a call, whose answer is the task's result."""
-        task = asyncio.get_running_loop().create_task(self._answer(call))
+        return self._begin(self._answer_after(call, self._do(call)))
+
+    def _begin(self, work: Coroutine[Any, Any, RepositoryAnswer]) -> "asyncio.Task[RepositoryAnswer]":
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -78,9 +89,9 @@ class RepositoryService:
         if not task.cancelled():
             self.answer(task.result())
 
-    async def _answer(self, call: RepositoryCall) -> RepositoryAnswer:
+    async def _answer_after(self, call: RepositoryCall, work: Awaitable[None]) -> RepositoryAnswer:
         try:
-            await self._do(call)
+            await work
             return RepositoryAnswer(call.number)
         except RequestError as error:
             return RepositoryAnswer(call.number, error.code.name, error.message)
@@ -101,7 +112,10 @@ class RepositoryService:
             await self.unload(call.name, call.dependents)
             return
         try:
-            override = await asyncio.to_thread(self.overrides.take, call.path)
+            override, waits = await asyncio.to_thread(self.overrides.take, call.path)
         except FileNotFoundError:
             unavailable("the front end that has the request has ended")
-        await self.load(call.name, override)
+        if waits:
+            await self.load(call.name, override)
+        else:
+            self._begin(self._answer_after(call, self.load(call.name, override))).add_done_callback(_log_failure)

@@ -8,7 +8,7 @@ value with which two busy processes leave it a quarter of a core.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +52,25 @@ def is_starved(job: CoreTime, requests_s: float, passed_s: float, cores: int) ->
     return wants_more and requests_s < REQUESTS_SHARE * cores * passed_s
 
 
-async def keep_share(name: str, pid: int, cores: int, is_brief: Callable[[], bool] = lambda: False) -> None:
+async def keep_share(
+    name: str,
+    pid: int,
+    cores: int,
+    is_brief: Callable[[], bool] = lambda: False,
+    jobs: Callable[[], Collection[int]] = tuple,
+) -> None:
     """Give a job that waits a share beside other processes; until cancelled. `pid`: of the job. The log says who waits.
 
-    All other children of this process are of requests. `is_brief`: whether the job gets a little beside them, too.
+    `jobs` returns the processes of all jobs; other children of this process are of requests. `is_brief`: whether the
+    job gets a little beside them, too.
     """
     loop = asyncio.get_running_loop()
-    job, requests, seen_s = core_time(pid), _requests(pid), loop.time()
+    job, requests, seen_s = core_time(pid), _requests({pid, *jobs()}), loop.time()
     nice: int | None = None
     told, waited_for_requests_s = job, 0.0
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        now_s, now_job, now_requests = loop.time(), core_time(pid), _requests(pid)
+        now_s, now_job, now_requests = loop.time(), core_time(pid), _requests({pid, *jobs()})
         passed_s, spent, requests_s = now_s - seen_s, now_job - job, (now_requests - requests).used_s
         job, requests, seen_s = now_job, now_requests, now_s
         are_busy = requests_s >= REQUESTS_SHARE * cores * passed_s
@@ -99,8 +106,8 @@ def core_time(pid: int) -> CoreTime:
     return sum((_core_time_of(thread) for thread in _threads(pid)), CoreTime())
 
 
-def _requests(job: int) -> CoreTime:
-    others = [pid for pid in _children(os.getpid()) if pid != job]
+def _requests(jobs: Collection[int]) -> CoreTime:
+    others = [pid for pid in _children(os.getpid()) if pid not in jobs]
     return sum((core_time(pid) for pid in others), CoreTime())
 
 

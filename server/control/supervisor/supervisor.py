@@ -11,13 +11,14 @@ from typing import Any
 from gangway.artifact.format import Engine
 from gangway.base.commands import ending_signals
 from gangway.base.console import Console, Table
+from gangway.base.host_limits import memory_limit_bytes
 from gangway.base.process import missing_privilege, raise_own_priority
 from gangway.base.service_manager import ServiceManager
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.python_backend.keeper import adopt_orphans
 from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
 from gangway.server import messages
-from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler
+from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler, jobs_at_once
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
 from gangway.server.control.repository.loaded import LoadedModel, config_of, policies_of
 from gangway.server.control.repository.loader import ModelLoader
@@ -86,6 +87,7 @@ class Supervisor:
             in_use=self._scheduler.loaded_keys,
             idle_seconds=IDLE_SECONDS,
             jobs=jobs,
+            at_once=general.load_threads or jobs_at_once(len(general.cores), memory_limit_bytes()),
         )
         self._profiler = BackgroundProfiler(general, memory.control, self._compiler, self._scheduler, log, jobs)
         self._trials = ModelTrials(memory.own_data_plane(), self._front_ends.serving_grpc, placement.way_back_us)
@@ -161,7 +163,7 @@ class Supervisor:
         self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        loading = self._loop.create_task(self._models.start(self._front_ends.listening))
+        loading = self._loop.create_task(self._models.start(self._front_ends.listening, self._tell_progress))
         try:
             address = await self._front_ends.listening()
             found = await loading
@@ -182,6 +184,10 @@ class Supervisor:
         poller = RepositoryPoller(self._models, poll_seconds, found)
         others = (self._profiler.run(), poller.run(), self._statistics_log.run())
         await asyncio.gather(self._loader.shapes.run(), *others)
+
+    def _tell_progress(self, progress: str) -> None:
+        _log.info("start: %s", progress)
+        self._service_manager.starting(progress)
 
     async def _watch_processes(self) -> None:
         while True:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -265,6 +266,7 @@ def test_parameters_of_the_wrong_type(served: Controlled) -> None:
         "config": pb.ModelRepositoryParameter(int64_param=1),
         "file:1/model.onnx": pb.ModelRepositoryParameter(string_param="x"),
         "speed": pb.ModelRepositoryParameter(bool_param=True),
+        "gangway_wait": pb.ModelRepositoryParameter(string_param="false"),
     }
     for name, parameter in wrong.items():
         request = pb.RepositoryModelLoadRequest(model_name="first", parameters={name: parameter})
@@ -295,6 +297,36 @@ def status_of(server: LiveServer, method: str, request: pb.RepositoryModelLoadRe
 
 WARM_UP = """model_warmup { name: "%s" batch_size: 1 count: %d
     inputs { key: "x" value { data_type: TYPE_FP32 dims: %d %s } } }"""
+
+
+@pytest.mark.parametrize("protocol", ["gRPC", "HTTP"])
+def test_a_load_that_nobody_waits_for(served: Controlled, protocol: str) -> None:
+    """Its answer says nothing of the end, which the index and the log tell."""
+
+    def load(name: str) -> None:
+        if protocol == "HTTP":
+            url = f"http://{served.server.http_url}/v2/repository/models/{name}/load"
+            body = json.dumps({"parameters": {"gangway_wait": False}}).encode()
+            urllib.request.urlopen(urllib.request.Request(url, body), timeout=TIMEOUT_S).read()
+        else:
+            request = pb.RepositoryModelLoadRequest(model_name=name)
+            request.parameters["gangway_wait"].bool_param = False
+            with grpc.insecure_channel(served.server.url) as channel:
+                channel.unary_unary(SERVICE + "RepositoryModelLoad")(request.SerializeToString(), timeout=TIMEOUT_S)
+
+    name = f"unawaited{protocol}"
+    write(served.repository, name, 3)
+    load(name)
+    served.wait_until(lambda: served.state(name) == ("READY", ""))
+    assert served.added(name) == 3
+    (served.repository / name / "1" / "model.onnx").write_bytes(b"no model")
+    served.client.unload_model(name)
+    served.wait_for_unloaded(name)
+    load(name)
+    served.wait_until(lambda: served.state(name)[0] == "UNAVAILABLE" and served.state(name)[1] != "unloaded")
+    served.wait_until(
+        lambda: f"a load that no client waits for: load failed for model '{name}'" in served.server.log.read_text()
+    )
 
 
 def test_warm_up_comes_before_ready(served: Controlled) -> None:

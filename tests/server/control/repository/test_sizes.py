@@ -15,15 +15,18 @@ from gangway.artifact.reader import verify
 from gangway.artifact.trim import UsedKeys, trim
 from gangway.server.control.repository.compile_jobs import Compiler, CompileRequest
 from gangway.server.control.repository.shapes import MAX_QUEUED, ShapeQueue
+from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.errors import CompileError
+from gangway.server.messages import JobsUnderWay
 from testing.processes import running_below
 
 TEXT = "(float[n, w] x) => (float[n, w] y) { y = Add(x, x) }"
 LONG_AGO_S = 1e6
 
 
-def save(path: Path) -> Path:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {TEXT}'), path)
+def save(path: Path, width: int | str = "w") -> Path:
+    text = TEXT.replace("w]", f"{width}]")
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}'), path)
     return path
 
 
@@ -84,6 +87,29 @@ def test_sizes_share_a_process_whose_death_is_one_jobs_failure(tmp_path: Path) -
         await reaped(process)
 
     asyncio.run(check())
+
+
+def test_models_are_compiled_beside_each_other_until_requests_come(tmp_path: Path) -> None:
+    """By as many processes as may run at once, which further models use, too."""
+    paths, cache = [save(tmp_path / f"{width}.onnx", width) for width in range(1, 7)], tmp_path / "cache"
+    cache.mkdir()
+
+    async def compiled() -> None:
+        told = list[JobsUnderWay]()
+        compiler = Compiler(cache, idle_seconds=60.0, at_once=2, jobs=Jobs(told.append))
+        await asyncio.gather(*(compiler.compile(CompileRequest("m", path)) for path in paths[:4]))
+        beside = compilers()
+        assert len(beside) == 2
+        compiler.give_way()
+        told.clear()
+        await asyncio.gather(*(compiler.compile(CompileRequest("m", path)) for path in paths[4:]))
+        assert {len(message.jobs) for message in told} == {0, 1}
+        assert compilers() == beside
+        compiler.stop()
+        for process in beside:
+            await reaped(process)
+
+    asyncio.run(compiled())
 
 
 def test_a_process_that_nobody_needs_ends(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Ensembles in the front end: what the scheduler sees of them, and that nothing is left, however they end."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from gangway.server.errors import ConfigError
 from gangway.server.models.config import QosConfig, qos_of
 from gangway.server.requests.data_plane import PoolExhaustedError, RequestLayout
 from testing.raw_connection import RawConnection
-from testing.waiting import until
 from tests.helpers.ensemble_configs import Step, config_of
 from tests.helpers.raw_stream import simple_request
 
@@ -81,7 +81,10 @@ class Bench:
         assert self.server.scheduler.slots.finish(submit.slot, submit.generation, status)
 
     def result(self) -> Any:
-        until(lambda: self.answers)
+        deadline = time.monotonic() + WAIT_S
+        while not self.answers:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         return self.answers[0]
 
     def error(self, code: str) -> str:
@@ -206,7 +209,7 @@ def test_cancelled_in_the_middle(bench: Bench) -> None:
 
 def test_the_client_s_deadline_ends_what_runs(bench: Bench) -> None:
     bench.server.scheduler.holding = True
-    with RawConnection(bench.server.url) as connection:
+    with RawConnection(bench.server.address) as connection:
         stream = connection.call("ModelInfer", simple_request(model="diamond").SerializeToString(), timeout_s=0.1)
         submit, request = bench.held()
         assert request.limit_ns > request.arrival_ns and not request.deadline_ns

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,6 @@ from gangway.server.serving.inference.request import ClientRequest
 from gangway.server.serving.slots import DeferredWork
 from gangway.server.tracing.settings import TraceOverrides
 from testing.raw_connection import RawConnection
-from testing.waiting import until
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
 from tests.helpers.raw_stream import simple_request
 
@@ -95,7 +95,7 @@ def test_answers_come_as_requests_end(known: Any, simple_inputs: Inputs) -> None
 
 def test_a_client_that_goes_frees_its_request(known: Any, simple_inputs: Inputs) -> None:
     known.scheduler.holding = True
-    with RawConnection(known.url) as connection:
+    with RawConnection(known.address) as connection:
         connection.call("ModelInfer", simple_request().SerializeToString(), timeout_s=0.05)
         submitted = known.scheduler.held.get(timeout=10)
         assert known.scheduler.cancelled.get(timeout=10).slot == submitted.slot
@@ -138,7 +138,7 @@ def ask_for_health(server: Any) -> None:
     assert not server.client.is_model_ready("nobody")
     with pytest.raises(InferenceServerException, match="version"):
         server.client.is_model_ready("simple", "x")
-    with RawConnection(server.url) as connection:
+    with RawConnection(server.address) as connection:
         stream = connection.begin("/grpc.health.v1.Health/Check")
         connection.send(stream, b"\0\0\0\0\0", end=True)
         assert connection.answer(stream)[1].endswith(b"\x08\x01")  # SERVING
@@ -148,11 +148,14 @@ def ask_for_health(server: Any) -> None:
 
 
 def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inputs: Inputs) -> None:
-    with RawConnection(known.url) as connection, known.without_threads():
+    with RawConnection(known.address) as connection, known.without_threads():
         for _ in range(STALLED):
             connection.send(connection.begin("ModelInfer"), b"\0\0\0\1")
         known.client.infer("simple", simple_inputs())
-    until(lambda: not known.front_end.server.arriving_calls)  # once it hears that the connection is gone
+    deadline = time.monotonic() + 10  # the server hears that the connection is gone, and gives up all of them
+    while known.front_end.server.arriving_calls and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not known.front_end.server.arriving_calls
 
 
 def test_statistics_wait_for_answers_that_are_not_counted(

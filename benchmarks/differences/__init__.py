@@ -1,1 +1,0 @@
-"""Where engines answer differently, beside Gangway: `python -m benchmarks.differences`."""
