@@ -43,11 +43,11 @@ def check(response: InferResponse) -> None:
     expect(np.array_equal(found["OUTPUT0"], A + B) and np.array_equal(found["OUTPUT1"], A - B), found)
 
 
-def rest(ask: Callable[[InferenceRESTClient], Awaitable[Any]]) -> Callable[[], Any]:
+def rest(ask: Callable[[InferenceRESTClient], Awaitable[Any]], protocol: str = "v2") -> Callable[[], Any]:
     """Return a check that asks over HTTP."""
 
     async def asking() -> Any:
-        async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=20)) as client:
+        async with InferenceRESTClient(RESTConfig(protocol=protocol, timeout=20)) as client:
             return await ask(client)
 
     return lambda: asyncio.run(asking())
@@ -89,6 +89,17 @@ async def rest_refused(client: InferenceRESTClient) -> None:
     expect("unknown model: 'nobody' is not found, '404" in str(caught[0]), caught[0])
 
 
+async def first_protocol(client: InferenceRESTClient) -> None:
+    """Rows of two inputs, and what is refused."""
+    expect(await client.is_model_ready(BASE, "simple") is True, "model ready")
+    rows = {"instances": [{"INPUT0": A[0].tolist(), "INPUT1": B[0].tolist()}]}
+    answer = await client.infer(BASE, rows, model_name="simple")
+    expect(answer == {"predictions": [{"OUTPUT0": (A + B)[0].tolist(), "OUTPUT1": (A - B)[0].tolist()}]}, answer)
+    with refused(httpx.HTTPStatusError) as caught:
+        await client.infer(BASE, rows, model_name="nobody")
+    expect("'nobody' is not found, '404" in str(caught[0]), caught[0])
+
+
 async def grpc_health(client: InferenceGRPCClient) -> None:
     """All are ready."""
     expect(await client.is_server_live() and await client.is_server_ready(), "live and ready")
@@ -113,6 +124,7 @@ CHECKS = (
     ("REST: infer, JSON", rest(rest_json)),
     ("REST: infer, binary", rest(rest_binary)),
     ("REST: refused", rest(rest_refused)),
+    ("REST: the first protocol", rest(first_protocol, "v1")),
     ("gRPC: live, ready", remote(grpc_health)),
     ("gRPC: infer, raw and typed", remote(grpc_infer)),
     ("gRPC: refused", remote(grpc_refused)),

@@ -63,6 +63,10 @@ PATHS: Final = {
     "/v2/trace/setting": "trace",
     "/v2/models/M/trace/setting": "trace",
     "/v2/logging": "logging",
+    "/v1/models": "models",
+    "/v1/models/M": "first_ready",
+    "/v1/models/M:predict": "predict",
+    "/v1/models/M/versions/V:predict": "predict",
     "/v2/gangway/state": "state",
     "/v2/gangway/events": "events",
     "/v2/gangway/models/M": "model_state",
@@ -74,13 +78,15 @@ PATHS: Final = {
 _OPERATIONS: Final = {
     tuple([None if segment in ("M", "R", "V") else segment for segment in path.split("/")]): operation
     for path, operation in PATHS.items()
+    if operation != "predict"
 }
 
 
-_PREFIXES: Final = (b"/v2", b"/models/")
+_PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/")
+PREDICT: Final = ":predict"  # behind the last segment of a path of KServe's first protocol
 _BEFORE_VERSIONED: Final = (("", "v2"), ("", "v2", "gangway"))  # `models`, behind which a version may follow a name
 
-HEALTH: Final = frozenset({"live", "ready", "model_ready"})
+HEALTH: Final = frozenset({"live", "ready", "model_ready", "first_ready"})
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,12 @@ def _route_of(raw_path: bytes) -> Route | None:
     try:
         segments = [unquote(segment, errors="strict") for segment in raw_path.decode("ascii").split("/")]
     except UnicodeDecodeError:
+        return None
+    if segments[1] == "v1" and segments[-1].endswith(PREDICT):
+        segments[-1] = segments[-1].removesuffix(PREDICT)
+        is_versioned = len(segments) == 6 and segments[4] == "versions" and segments[5]
+        if segments[3] and (len(segments) == 4 or is_versioned):
+            return Route("predict", segments[3], segments[5] if is_versioned else "")
         return None
     version = repository = ""
     before = segments.index("models") if "models" in segments else 0
@@ -358,13 +370,14 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
 }
 
 
-INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
+INFERENCES = frozenset({"infer", "generate", "generate_stream", "predict"})  # always POST
 PAGES: Final = frozenset({"page", "model_page"})  # which hold nothing of this server
 WATCHING: Final = PAGES | {"state", "events", "model_state"}  # see `watching.py`
 # What is no method of the service, and always GET: the method that it is restricted with.
 OWN: Final[Mapping[str, str]] = {
     **dict.fromkeys(WATCHING, "ModelStatistics"),
     **dict.fromkeys(("openapi", "model_state"), "ModelMetadata"),
+    "first_ready": "ModelReady",
 }
 
 

@@ -9,7 +9,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -39,6 +40,7 @@ from gangway.server.serving.http.infer import (
 from gangway.server.serving.http.json_text import parse_object
 from gangway.server.serving.http.model_page import Place, described
 from gangway.server.serving.http.openapi import openapi
+from gangway.server.serving.http.predict import Predict, predicted, read_predict
 from gangway.server.serving.http.replies import (
     EVENTS,
     JSON,
@@ -76,6 +78,7 @@ MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
 QUICK_BYTES: Final = 16 * 1024  # of JSON, read or written, take no longer than the loop has
 QUICK_INFLATED_BYTES: Final = 64 * 1024
 HEADER_LENGTH: Final = b"inference-header-content-length"
+R = TypeVar("R")
 FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
@@ -241,6 +244,10 @@ class HttpSite(Site):
         match route.operation:
             case "infer":
                 return await self._infer_reply(call)
+            case "predict":
+                return await self._predict_reply(call)
+            case "first_ready":
+                return json_reply({"name": self._models().find(route.model, "").name, "ready": True})
             case "openapi":
                 models = self._models()
                 usable = [each for each in models.served() if isinstance(models.state_of(each), ServedModel)]
@@ -311,18 +318,32 @@ class HttpSite(Site):
         wanted, answered = request.binary_outputs, call.expect_answer()
         self._start(call, request, binary)
         del body, binary, request  # many that wait would hold their tensors twice
-        response = await answered
+        write = partial(self._responses.reply, binary_outputs=wanted)
+        return await self._finished(call, await answered, write, _all_binary(wanted))
+
+    async def _predict_reply(self, call: HttpCall) -> Reply:
+        """Answer in KServe's first protocol."""
+        body, model = call.body, self._models().find(call.route.model, call.route.version)
+        asked: Predict = await self._read(len(body), read_predict, model, call.route.version, body)
+        del body
+        form, answered = asked.form, call.expect_answer()
+        self._start(call, asked.request, memoryview(b""))
+        del asked
+        return await self._finished(call, await answered, lambda response: Reply(200, (predicted(response, form),)))
+
+    async def _finished(
+        self, call: HttpCall, response: bytes, write: Callable[[bytes], Reply], is_quick: bool = False
+    ) -> Reply:
+        """Return the reply, compressed as Triton does: clients ask for it by default, and expect it of tensors only.
+
+        `is_quick`: writing it takes no time, however large it is.
+        """
         encoding = ""
         if len(response) >= MIN_BYTES and b"accept-encoding" in call.headers:
             encoding = accepted(call.headers[b"accept-encoding"].decode("latin-1"))
-        if encoding or (len(response) > QUICK_BYTES and not _all_binary(wanted)):
-            return await self._work.run(self._written, response, wanted, encoding)
-        return self._responses.reply(response, wanted)
-
-    def _written(self, response: bytes, wanted: BinaryOutputs, encoding: str) -> Reply:
-        """Return the reply, compressed as Triton does: clients ask for it by default, and expect it of tensors only."""
-        reply = self._responses.reply(response, wanted)
-        return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
+        if encoding or (len(response) > QUICK_BYTES and not is_quick):
+            return await self._work.run(_written, response, write, encoding)
+        return write(response)
 
     async def _generate(self, call: HttpCall) -> CallResponses:
         """Have a generate request executed; return where its responses come. Raises RequestError."""
@@ -370,7 +391,7 @@ class HttpSite(Site):
             return await self._work.run(write, response)
         return write(response)
 
-    async def _read(self, size_bytes: int, read: Callable[..., HttpRequest], *arguments: Any) -> HttpRequest:
+    async def _read(self, size_bytes: int, read: Callable[..., R], *arguments: Any) -> R:
         """Understand so many bytes of a request. Raises RequestError."""
         if size_bytes <= QUICK_BYTES:
             return read(*arguments)
@@ -382,6 +403,11 @@ class HttpSite(Site):
         raws = request.raws(call.route.model, binary)
         call.drop()
         self._begin(header, request_id, raws, call, call.arrival_ns)
+
+
+def _written(response: bytes, write: Callable[[bytes], Reply], encoding: str) -> Reply:
+    reply = write(response)
+    return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
 
 
 def _all_binary(wanted: BinaryOutputs) -> bool:
