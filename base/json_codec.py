@@ -6,6 +6,7 @@ of a union inside of a dataclass are `msgspec.Struct`s with `tag=True`. Whatever
 begins with the path of the value: "manifest.layers[3].flops: expected `int`, got `str`".
 """
 
+import threading
 from dataclasses import is_dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final, TypeVar, get_args
@@ -14,6 +15,8 @@ import msgspec
 
 TAG: Final = "type"  # of a union's object
 ValueT = TypeVar("ValueT")
+_known: set[type] = set()  # whose fields msgspec has read
+_reading = threading.Lock()
 
 
 def encode(value: Any, indent: int | None = None) -> bytes:
@@ -75,7 +78,19 @@ def _parse(text: bytes | str, where: str) -> Any:
         raise ValueError(f"{where} is not JSON: {error}") from error
 
 
+def _read_fields(kind: type) -> None:
+    """Have msgspec read a type's fields, which it keeps, in one thread.
+
+    It keeps the type before it has read all of them: another thread that converts to it then would crash the process.
+    """
+    with _reading:
+        msgspec.json.Decoder(kind, dec_hook=_path)
+        _known.add(kind)
+
+
 def _convert(kind: type[ValueT], content: Any, where: str) -> ValueT:
+    if kind not in _known:
+        _read_fields(kind)
     try:
         value = msgspec.convert(content, kind, dec_hook=_path)
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(value, enc_hook=_plain))  # integers of 64 bits only

@@ -1,6 +1,8 @@
 """The one decoder of JSON: values return as what they were, and whatever else comes raises ValueError with its path."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
@@ -241,3 +243,27 @@ def test_hostile_messages_are_read_or_refused(packet: bytes, read: Any, error: s
     for begin in range(len(packet)):
         with pytest.raises(ValueError, match=error):
             read(packet[:begin])
+
+
+RACES = """
+import sys, threading
+from dataclasses import make_dataclass
+from gangway.base.json_codec import decode
+
+sys.setswitchinterval(1e-6)
+FIELDS = [f"f{number}" for number in range(20)]
+for number in range(200):
+    inner = make_dataclass("Inner", [(name, int) for name in FIELDS])
+    kind = make_dataclass("Outer", [*((name, int) for name in FIELDS), ("inner", inner)])
+    values, gate = ",".join(f'"{name}":1' for name in FIELDS), threading.Barrier(4)
+    text = f'{{{values},"inner":{{{values}}}}}'
+    threads = [threading.Thread(target=lambda: (gate.wait(), decode(kind, text, "outer"))) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_meet_a_type_for_the_first_time_together() -> None:
+    """As those do in which the supervisor reads models."""
+    done = subprocess.run([sys.executable, "-c", RACES], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
