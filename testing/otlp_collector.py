@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
+from testing.waiting import until
+
 POLL_S = 0.01
 
 
@@ -76,14 +78,10 @@ class OtlpCollector:
             for scope in group.scope_spans:
                 self.spans += [_collected(span, resource) for span in scope.spans]
 
-    def wait_for(self, enough: Callable[[Sequence[CollectedSpan]], bool], timeout_s: float = 10) -> list[CollectedSpan]:
-        """Return the spans as soon as there are enough. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while not enough(found := list(self.spans)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"only {len(found)} spans: {found[-6:]}")
-            time.sleep(POLL_S)
-        return found
+    def wait_for(self, enough: Callable[[Sequence[CollectedSpan]], bool]) -> list[CollectedSpan]:
+        """Return the spans as soon as there are enough. Raises AssertionError."""
+        until(lambda: enough(self.spans), lambda: f"only {len(self.spans)} spans: {self.spans[-6:]}")
+        return list(self.spans)
 
     def close(self) -> None:
         """Listen no more."""

@@ -28,6 +28,7 @@ from testing.image.docker import Docker, DockerMissingError, docker
 from testing.live_server import reserved_port
 from testing.load import TOLERANCE, relative_error
 from testing.reference import Example, example_of
+from testing.waiting import until
 from tests.helpers import python_models
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
@@ -181,9 +182,7 @@ def test_front_ends_go_before_workers(served: Container) -> None:
 
 
 def test_health_is_asked(served: Container) -> None:
-    deadline = time.monotonic() + 30
-    while served.inspect("{{.State.Health.Status}}") == "starting" and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: served.inspect("{{.State.Health.Status}}") != "starting")
     assert served.inspect("{{.State.Health.Status}}") == "healthy", served.inspect("{{json .State.Health}}")
 
 
@@ -210,8 +209,7 @@ def test_a_stop_under_load_loses_no_call_that_was_sent(served: Container, exampl
     clients = [threading.Thread(target=call_until_refused) for _ in range(8)]
     for client in clients:
         client.start()
-    while answers["calls"] < 200:
-        time.sleep(0.01)
+    until(lambda: answers["calls"] >= 200)
     begin = time.monotonic()
     is_stopped.set()
     served.docker.run("stop", f"--time={STOP_SECONDS}", served.name)
@@ -273,13 +271,13 @@ def test_a_limit_of_memory_is_kept(
 
 def test_a_killed_worker_comes_back(served: Container, examples: dict[str, Example]) -> None:
     served.wait_until_ready()
-    workers = [pid for pid, command in served.processes().items() if "gangway.executor.worker" in command]
-    os.kill(workers[0], signal.SIGKILL)
-    deadline = time.monotonic() + CALL_SECONDS
-    while time.monotonic() < deadline:
-        now = [pid for pid, command in served.processes().items() if "gangway.executor.worker" in command]
-        if workers[0] not in now and len(now) == len(workers):
-            break
+
+    def workers() -> list[int]:
+        return [pid for pid, command in served.processes().items() if "gangway.executor.worker" in command]
+
+    killed, *others = workers()
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: killed not in (now := workers()) and len(now) == 1 + len(others))
     check_answers(served, examples)
     assert served.is_running()
 

@@ -6,7 +6,6 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from testing.live_server import is_ready
 from testing.on_ray import OnRay, on_ray
 from testing.processes import descendants_of
 from testing.repository import GANGWAY
+from testing.waiting import until
 
 pytestmark = [
     pytest.mark.ray,
@@ -71,15 +71,13 @@ def infer(url: str) -> np.ndarray:
 
 
 def wait_until_answered(url: str, what: str) -> None:
-    deadline = time.monotonic() + PLACED_WITHIN_S
-    while time.monotonic() < deadline:
+    def answers():
         try:
-            assert (infer(url) == 2 * VALUES).all()
+            return (infer(url) == 2 * VALUES).all()
         except triton.InferenceServerException:
-            time.sleep(0.2)
-        else:
-            return
-    pytest.fail(what)
+            return False
+
+    until(answers, lambda: what, PLACED_WITHIN_S)
 
 
 def test_the_end_leaves_no_process(folder, tmp_path):
@@ -88,10 +86,7 @@ def test_the_end_leaves_no_process(folder, tmp_path):
         (server,) = running.servers()
         below = descendants_of(running.process.pid)
         assert server in below
-    deadline = time.monotonic() + PLACED_WITHIN_S
-    while alive := [pid for pid in below if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"{alive} live on"
-        time.sleep(0.1)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), timeout_s=PLACED_WITHIN_S)
     assert running.process.returncode == 0
 
 
@@ -109,9 +104,6 @@ def test_a_killed_server_is_started_again_at_its_address(servers, router):
     killed = min(before)
     for pid in (*descendants_of(killed), killed):
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + PLACED_WITHIN_S
-    while not all(map(is_ready, servers.urls)):
-        assert time.monotonic() < deadline, "Ray does not start it again"
-        time.sleep(0.2)
+    until(lambda: all(map(is_ready, servers.urls)), lambda: "Ray does not start it again", PLACED_WITHIN_S)
     assert len(set(servers.servers()) - before) == 1
     wait_until_answered(router.url, "nobody loads the model again")

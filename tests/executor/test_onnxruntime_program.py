@@ -1,7 +1,6 @@
 """Models that cannot be compiled, served by onnxruntime in the workers of the real executor and server."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
 from testing.frame_requests import read_answer, write_request
 from testing.processes import cpu_ns
+from testing.waiting import until
 from tests.helpers.onnx_networks import FOREIGN, Array, Foreign, wide
 
 HEAP = 1 << 16
@@ -325,9 +325,7 @@ def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> N
     lease, pid = runner.executor.lease(0), runner.executor.workers[0].pid
     idle_ns = cpu_ns(pid)
     runner.executor.start(0, spec, [0])
-    deadline = time.monotonic() + 10
-    while not lease.progress().present or cpu_ns(pid) - idle_ns < BEGUN_NS:
-        assert time.monotonic() < deadline
+    until(lambda: lease.progress().present and cpu_ns(pid) - idle_ns >= BEGUN_NS)
     lease.set_control(LeaseControl.STOP_NOW)
     lease.abort()
     assert runner.end(slot).status is SlotStatus.OK
@@ -346,14 +344,10 @@ def begin_long_run(runner: Runner, tmp_path: Path) -> int:
     """Start a gang of both workers; return the slot when rank 0 computes, and both are in."""
     model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
     slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
-    idle_ns = cpu_ns(runner.executor.workers[0].pid)
+    lease, pid = runner.executor.lease(0), runner.executor.workers[0].pid
+    idle_ns = cpu_ns(pid)
     runner.executor.start(0, spec._replace(wanted=2, timeout_us=1000), [0, 1])
-    deadline = time.monotonic() + 10
-    while (
-        runner.executor.lease(0).progress().present != 0b11
-        or cpu_ns(runner.executor.workers[0].pid) - idle_ns < BEGUN_NS
-    ):
-        assert time.monotonic() < deadline
+    until(lambda: lease.progress().present == 0b11 and cpu_ns(pid) - idle_ns >= BEGUN_NS)
     return slot
 
 
@@ -428,9 +422,7 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
     model_id = runner.load(network.save(tmp_path / "model.onnx"), "loop")
     slot, spec, outputs = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
     runner.executor.start(0, spec, [0])
-    deadline = time.monotonic() + 10
-    while not runner.executor.lease(0).progress().present:
-        assert time.monotonic() < deadline
+    until(lambda: runner.executor.lease(0).progress().present)
     runner.executor.restart(0)
     runner.executor.load(model_id, runner.models[0].key)
     generation = spec.members[0].generation

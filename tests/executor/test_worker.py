@@ -93,9 +93,7 @@ def test_worker_is_pinned_and_says_who_it_is(harness):
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([1])
     assert harness.executor.control.status(1).runs == 1
-    deadline = time.monotonic() + 10
-    while not harness.executor.control.quiet(1):
-        assert time.monotonic() < deadline
+    until(lambda: harness.executor.control.quiet(1))
 
 
 def test_terminal_signals_are_the_parents_business(harness):
@@ -115,14 +113,14 @@ def test_no_thread_gives_way_once_a_model_is_loaded(harness):
         policy = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK
         return policy, os.getpriority(os.PRIO_PROCESS, thread)
 
+    def are_equal():
+        with contextlib.suppress(ProcessLookupError):  # the thread that loaded has just ended
+            return {manners(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()} == {manners(pid)}
+        return False
+
     pid = harness.executor.workers[0].pid
     harness.executor.load(2, harness.model.key, in_the_background=True)
-    deadline = time.monotonic() + 10
-    while True:
-        with contextlib.suppress(ProcessLookupError):  # the thread that loaded has just ended
-            if {manners(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()} == {manners(pid)}:
-                break
-        assert time.monotonic() < deadline
+    until(are_equal)
 
 
 def test_loading_what_is_not_there(harness):

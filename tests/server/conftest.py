@@ -6,7 +6,6 @@ The real ones are exercised by the tests that start the whole server; here a tes
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.serving.grpc.streams import StreamLimits
 from gangway.server.serving.loop import THREADS, ServingLoop
 from gangway.server.serving.process import FrontEnd, Surroundings
+from testing.waiting import until
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 
@@ -240,10 +240,7 @@ def server(running_server: Server) -> Iterator[Server]:
     scheduler.held, scheduler.cancelled = queue.SimpleQueue(), queue.SimpleQueue()
     yield running_server
     scheduler.holding, scheduler.status = False, SlotStatus.OK
-    deadline = time.monotonic() + 10  # handlers of calls that the client gave up may still be returning
-    while running_server.plane.usage() != Usage(0, 0) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert running_server.plane.usage() == Usage(0, 0)
+    until(lambda: running_server.plane.usage() == Usage(0, 0))  # after handlers of calls that the client gave up
 
 
 @contextmanager

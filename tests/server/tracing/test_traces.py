@@ -31,6 +31,7 @@ from testing.live_server import LiveServer, live_server
 from testing.load import raw_channel, raw_infer
 from testing.processes import running_below
 from testing.reference import example_of
+from testing.waiting import until
 from tests.helpers.coming_and_going import coming_and_going
 from tests.helpers.full_disk import files_of_at_most
 
@@ -109,12 +110,12 @@ class Traced:
         self.client.infer("simple", self.inputs(), request_id=request_id)
 
     def await_traces(self, wanted: Callable[[Trace], bool], count: int, path: Path | None = None) -> list[Trace]:
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(found := [trace for trace in traces_in(path or self.file) if wanted(trace)]) < count:
-            assert time.monotonic() < deadline, f"{len(found)} traces: {found}"
-            time.sleep(0.02)
-        assert len(found) == count
-        return found
+        def found() -> list[Trace]:
+            return [trace for trace in traces_in(path or self.file) if wanted(trace)]
+
+        until(lambda: len(found()) >= count, lambda: str(found()))
+        assert len(found()) == count
+        return found()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ It has one core: on several ones a measurement reads much memory, beside generat
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +43,7 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         os.kill(job, signal.SIGSTOP)  # so that it cannot be done before the request comes
         with raw_channel(server.url) as channel:
             raw_infer(channel)(example.request, timeout=TIMEOUT_S)
-        deadline = time.monotonic() + TIMEOUT_S
-        while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
-            assert time.monotonic() < deadline, "a request ends the measurement"
+        until(lambda: not command_of(job), lambda: "a request ends the measurement")
         text = await_log(server.log, "mlp: its layers have been measured")
     assert "its profile cannot be used, so its layers are measured again" in text
     assert list(path.parent.iterdir()) == [path]

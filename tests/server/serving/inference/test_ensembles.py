@@ -1,6 +1,5 @@
 """Ensembles in the front end: what the scheduler sees of them, and that nothing is left, however they end."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from gangway.server.errors import ConfigError
 from gangway.server.models.config import QosConfig, qos_of
 from gangway.server.requests.data_plane import PoolExhaustedError, RequestLayout
 from testing.raw_connection import RawConnection
+from testing.waiting import until
 from tests.helpers.ensemble_configs import Step, config_of
 from tests.helpers.raw_stream import simple_request
 
@@ -81,10 +81,7 @@ class Bench:
         assert self.server.scheduler.slots.finish(submit.slot, submit.generation, status)
 
     def result(self) -> Any:
-        deadline = time.monotonic() + WAIT_S
-        while not self.answers:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: self.answers)
         return self.answers[0]
 
     def error(self, code: str) -> str:

@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ from gangway.server.serving.inference.request import ClientRequest
 from gangway.server.serving.slots import DeferredWork
 from gangway.server.tracing.settings import TraceOverrides
 from testing.raw_connection import RawConnection
+from testing.waiting import until
 from tests.helpers.client_segments import A, B, Segments, inputs_in, outputs_in, values_in
 from tests.helpers.raw_stream import simple_request
 
@@ -152,10 +152,7 @@ def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inp
         for _ in range(STALLED):
             connection.send(connection.begin("ModelInfer"), b"\0\0\0\1")
         known.client.infer("simple", simple_inputs())
-    deadline = time.monotonic() + 10  # the server hears that the connection is gone, and gives up all of them
-    while known.front_end.server.arriving_calls and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not known.front_end.server.arriving_calls
+    until(lambda: not known.front_end.server.arriving_calls)  # once it hears that the connection is gone
 
 
 def test_statistics_wait_for_answers_that_are_not_counted(
