@@ -20,12 +20,12 @@ from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import count_elements, split_elements
-from testing.live_server import LiveServer
 
 Array = npt.NDArray[Any]
 Headers = Mapping[str, str]
 TIMEOUT_S = 60
 NO_HEADERS: Headers = MappingProxyType({})
+REGION = "shared_memory_region"
 JSON_SIZE = "Inference-Header-Content-Length"
 PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {np.dtype(object): "BYTES"}
@@ -53,11 +53,21 @@ class RefusedError(Exception):
         return self.status in (name, HTTP_STATUSES[name], None)
 
 
+class Asked(Protocol):
+    """A server, whichever process it is in: addresses of gRPC and of HTTP."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def http_url(self) -> str: ...
+
+
 class Way(Protocol):
     """Ask once, over a connection of its own. Raises RefusedError."""
 
     def __call__(
-        self, server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS
+        self, server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS
     ) -> pb.ModelInferResponse: ...
 
 
@@ -90,7 +100,7 @@ def parameters_of(message: Any) -> dict[str, Any]:
     return {key: getattr(each, each.WhichOneof("parameter_choice")) for key, each in message.parameters.items()}
 
 
-def by_grpc(server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
+def by_grpc(server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
     """By a call of gRPC."""
     with grpc.insecure_channel(server.url, UNLIMITED_MESSAGES) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer", response_deserializer=pb.ModelInferResponse.FromString)
@@ -103,7 +113,7 @@ def by_grpc(server: LiveServer, request: pb.ModelInferRequest, headers: Headers 
     return response
 
 
-def by_typed(server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
+def by_typed(server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
     """Over gRPC, with typed contents in place of raw ones."""
     typed = pb.ModelInferRequest()
     typed.CopyFrom(request)
@@ -115,9 +125,7 @@ def by_typed(server: LiveServer, request: pb.ModelInferRequest, headers: Headers
     return by_grpc(server, typed, headers)
 
 
-def by_stream(
-    server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS
-) -> pb.ModelInferResponse:
+def by_stream(server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
     """By a stream of gRPC, of which it is the only request; the answer is the first one."""
     with grpc.insecure_channel(server.url, UNLIMITED_MESSAGES) as channel:
         call = channel.stream_stream(
@@ -125,26 +133,32 @@ def by_stream(
         )
         messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         messages.put(request.SerializeToString())
-        answer = next(call(iter(messages.get, None), timeout=TIMEOUT_S, metadata=tuple(headers.items())))
-        messages.put(None)
+        try:
+            answer = next(call(iter(messages.get, None), timeout=TIMEOUT_S, metadata=tuple(headers.items())))
+        except grpc.RpcError as error:  # a deadline is the stream's
+            raise RefusedError(error.details(), error.code().name) from error
+        finally:
+            messages.put(None)
     if answer.error_message:
         raise RefusedError(answer.error_message, None)
     response: pb.ModelInferResponse = answer.infer_response
     return response
 
 
-def by_http(server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
-    """Over HTTP, with all tensors behind the JSON."""
-    inputs = [
-        {**_described(tensor), "parameters": {"binary_data_size": len(content)}}
-        for tensor, content in zip(request.inputs, request.raw_input_contents, strict=True)
-    ]
+def by_http(server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
+    """Over HTTP, with all tensors behind the JSON that are in no shared memory."""
+    contents, inputs = iter(request.raw_input_contents), []
+    for tensor in request.inputs:
+        parameters = parameters_of(tensor)
+        if REGION not in parameters:
+            parameters["binary_data_size"] = len(next(contents))
+        inputs.append({**_described(tensor), "parameters": parameters})
     head = json.dumps(_body_of(request, inputs, is_binary=True)).encode()
     body = b"".join([head, *request.raw_input_contents])
     return _posted(server, request, body, {**headers, JSON_SIZE: str(len(head))})
 
 
-def by_json(server: LiveServer, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
+def by_json(server: Asked, request: pb.ModelInferRequest, headers: Headers = NO_HEADERS) -> pb.ModelInferResponse:
     """Over HTTP, with all tensors in the JSON, which has neither FP16 nor BF16."""
     inputs = [
         {**_described(tensor), "data": _values_of(tensor.datatype, content)}
@@ -162,7 +176,7 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def _posted(server: LiveServer, request: pb.ModelInferRequest, body: bytes, headers: Headers) -> pb.ModelInferResponse:
+def _posted(server: Asked, request: pb.ModelInferRequest, body: bytes, headers: Headers) -> pb.ModelInferResponse:
     version = f"/versions/{request.model_version}" if request.model_version else ""
     with closing(HTTPConnection(server.http_url, timeout=TIMEOUT_S)) as connection:
         connection.request("POST", f"/v2/models/{request.model_name}{version}/infer", body, dict(headers))
@@ -175,10 +189,13 @@ def _posted(server: LiveServer, request: pb.ModelInferRequest, body: bytes, head
 
 
 def _body_of(request: pb.ModelInferRequest, inputs: list[dict[str, Any]], is_binary: bool) -> dict[str, Any]:
-    outputs = [
-        {"name": output.name, "parameters": {**parameters_of(output), "binary_data": is_binary}}
+    outputs: list[dict[str, Any]] = [
+        {"name": output.name, "parameters": {"binary_data": is_binary} | parameters_of(output)}
         for output in request.outputs
     ]
+    for output in outputs:
+        if REGION in output["parameters"]:
+            del output["parameters"]["binary_data"]
     parameters = parameters_of(request) | ({} if outputs or not is_binary else {"binary_data_output": True})
     optional = {"id": request.id, "parameters": parameters, "outputs": outputs}
     return {"inputs": inputs, **{key: value for key, value in optional.items() if value}}

@@ -154,14 +154,14 @@ class FakeScheduler:
 class Server:
     """What a test works with."""
 
-    address: str
+    url: str
     front_end: FrontEnd
     plane: DataPlane
     scheduler: FakeScheduler
     client: triton.InferenceServerClient
     serving: ServingLoop
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    http_address: str = ""
+    http_url: str = ""
 
     @contextmanager
     def without_threads(self) -> Iterator[None]:
@@ -195,12 +195,12 @@ def front_end_server(options: GrpcOptions, http_tls: TlsFiles | None = None) -> 
         plane, ServeOptions(grpc=options, http=http_options), serving, Surroundings(stream_limits=limits)
     )
     address = front_end.listen("127.0.0.1:0")
-    http_address = front_end.http.listen("127.0.0.1:0")
+    http_url = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:
         front_end.handle(model)
     front_end.handle(InitialLoadDone())
     with triton.InferenceServerClient(address) as client:
-        yield Server(address, front_end, plane, scheduler, client, serving, options.max_message_bytes, http_address)
+        yield Server(address, front_end, plane, scheduler, client, serving, options.max_message_bytes, http_url)
     front_end.http.stop()
     front_end.server.stop(5)
     serving.stop()
@@ -294,7 +294,7 @@ def announced(simple_inputs: Callable[..., list[triton.InferInput]]) -> Announce
 @pytest.fixture
 def http(server: Server) -> HttpAsk:
     """Asks the server of this process."""
-    return partial(ask_http, server.http_address)
+    return partial(ask_http, server.http_url)
 
 
 @pytest.fixture(scope="module")

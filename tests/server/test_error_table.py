@@ -1,7 +1,6 @@
 """Triton's error table: a wrong request is refused with the same words over gRPC, in a stream and over HTTP."""
 
 import gc
-import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from gangway.clients.connection import SERVICE
 from gangway.executor.slots import SlotStatus
 from gangway.protos import StatusCode
 from gangway.protos import grpc_service_pb2 as pb
@@ -22,8 +19,8 @@ from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.serving.http.json_text import set_parameters
 from gangway.server.serving.http.replies import STATUSES
 from gangway.server.serving.pending import result_of
-from tests.helpers.http_requests import ask_http
-from tests.helpers.raw_stream import RawStream
+from tests.helpers.methods import METHOD_WAYS
+from tests.helpers.ways import WAYS, RefusedError
 
 Ask = Callable[..., Any]
 Parameters = Mapping[str, Any]
@@ -64,23 +61,8 @@ class Wrong:
         request.raw_input_contents.extend(self.contents())
         return request
 
-    def body(self) -> tuple[bytes, dict[str, str]]:
-        """The same as HTTP has it, with binary tensors: the body and the header that says where they begin."""
-        inputs = []
-        for tensor in self.inputs:
-            size = {} if tensor.content is None else {"binary_data_size": len(tensor.content)}
-            named = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-            inputs.append({**named, "parameters": {**tensor.parameters, **size}})
-        outputs = [{"name": name, "parameters": dict(parameters)} for name, parameters in self.outputs.items()]
-        text = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": dict(self.parameters)}).encode()
-        return text + b"".join(self.contents()), {"Inference-Header-Content-Length": str(len(text))}
-
     def contents(self) -> list[bytes]:
         return [tensor.content for tensor in self.inputs if tensor.content is not None]
-
-    @property
-    def path(self) -> str:
-        return f"/v2/models/{self.model}{f'/versions/{self.version}' if self.version else ''}/infer"
 
 
 @dataclass(frozen=True)
@@ -209,130 +191,76 @@ def segment(server: Any) -> Iterator[str]:
     path.unlink()
 
 
-def refusal_of(address: str, method: str, message: bytes) -> tuple[str, str]:
-    """Call a method over gRPC; return code and message of its refusal."""
-    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(SERVICE + method)(message, timeout=TIMEOUT_S)
-    return caught.value.code().name, caught.value.details()
-
-
-def refused_as(answer: Any) -> tuple[int, str]:
-    """Status and message of a refusal over HTTP, whose body is that and nothing else."""
-    assert (list(answer.content), answer.headers["content-type"]) == (["error"], "application/json")
-    return answer.status, answer.content["error"]
+def refusal_of(call: Callable[..., Any], *arguments: Any) -> tuple[str, str | int | None]:
+    """Call in some way; return message and status of its refusal."""
+    with pytest.raises(RefusedError) as caught:
+        call(*arguments)
+    return caught.value.message, caught.value.status
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_row_of_the_table(server: Any, http: Ask, segment: str, name: str) -> None:
+def test_a_row_of_the_table(server: Any, segment: str, name: str) -> None:
     row = TABLE[name]
     server.scheduler.status = row.scheduler
-    message = row.request.message().SerializeToString()
-    code, said = refusal_of(server.address, "ModelInfer", message)
+    in_a_stream = row.code if row.scheduler is SlotStatus.DEADLINE else None  # it is the stream's
+    found = {way: refusal_of(WAYS[way], server, row.request.message()) for way in ("gRPC", "HTTP", "stream")}
+    assert [status for _, status in found.values()] == [row.code, row.status, in_a_stream]
+    (said,) = {said for said, _ in found.values()}
     assert said.startswith(row.said)
-    assert code == row.code
-    body, headers = row.request.body()
-    assert refused_as(http("POST", row.request.path, body, headers)) == (row.status, said)
-    assert streamed_refusal(server.address, message) == said
 
 
-def streamed_refusal(address: str, message: bytes) -> str:
-    """Send a request in a stream; return what is said of it, or of the stream: a deadline is the stream's."""
-    with RawStream(address) as stream:
-        stream.send(message)
-        try:
-            response = stream.receive()
-        except grpc.RpcError:
-            assert stream.call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return str(stream.call.details())
-    assert not response.infer_response.outputs
-    return response.error_message
-
-
-METHODS: dict[str, tuple[str, Any, str, Any, str, int, str]] = {
+METHODS: dict[str, tuple[Any, str, int, str]] = {
     "unknown model": (
-        "ModelConfig",
-        pb.ModelConfigRequest(name="nobody"),
-        "GET /v2/models/nobody/config",
-        b"",
-        *NOT_FOUND,
-        "Request for unknown model: 'nobody' is not found",
+        pb.ModelConfigRequest(name="nobody"), *NOT_FOUND, "Request for unknown model: 'nobody' is not found",
     ),
     "unknown version": (
-        "ModelStatistics",
         pb.ModelStatisticsRequest(name="simple", version="7"),
-        "GET /v2/models/simple/versions/7/stats",
-        b"",
         *NOT_FOUND,
         "Request for unknown model: 'simple' version 7 is not found",
     ),
     "a region of another name": (
-        "SystemSharedMemoryStatus",
         pb.SystemSharedMemoryStatusRequest(name="nobody"),
-        "GET /v2/systemsharedmemory/region/nobody/status",
-        b"",
         *NOT_FOUND,
         "Unable to find system shared memory region: 'nobody'",
     ),
     "a region that cannot be opened": (
-        "SystemSharedMemoryRegister",
         pb.SystemSharedMemoryRegisterRequest(name="new", key="/nobody-has-this", byte_size=64),
-        "POST /v2/systemsharedmemory/region/new/register",
-        {"key": "/nobody-has-this", "byte_size": 64},
         *INTERNAL,
         "Unable to open shared memory region: '/nobody-has-this'",
     ),
     "a region twice": (
-        "SystemSharedMemoryRegister",
         pb.SystemSharedMemoryRegisterRequest(name=REGION, key="/any", byte_size=64),
-        f"POST /v2/systemsharedmemory/region/{REGION}/register",
-        {"key": "/any", "byte_size": 64},
-        "ALREADY_EXISTS",
-        400,
+        *("ALREADY_EXISTS", 400),
         f"shared memory region '{REGION}' already in manager",
     ),
     "GPU memory": (
-        "CudaSharedMemoryRegister",
         pb.CudaSharedMemoryRegisterRequest(name="new", raw_handle=b"handle", byte_size=64),
-        "POST /v2/cudasharedmemory/region/new/register",
-        {"raw_handle": {"b64": "aGFuZGxl"}, "device_id": 0, "byte_size": 64},
         *INVALID,
         "failed to register CUDA shared memory region: 'new', GPUs not supported",
     ),
     "unsupported": (
-        "RepositoryIndex",
         pb.RepositoryIndexRequest(repository_name="other"),
-        "POST /v2/repository/other/index",
-        {},
-        "UNIMPLEMENTED",
-        501,
+        *("UNIMPLEMENTED", 501),
         "'repository_name' specification is not supported",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_other_methods(server: Any, http: Ask, segment: str, name: str) -> None:
-    method, message, request, content, code, status, said = METHODS[name]
-    answered = refusal_of(server.address, method, message.SerializeToString())
-    assert answered[1].startswith(said)
-    assert answered[0] == code
-    verb, _, path = request.partition(" ")
-    assert refused_as(http(verb, path, content, {"secret": "42"})) == (status, answered[1])
+def test_other_methods(server: Any, segment: str, name: str) -> None:
+    message, code, status, said = METHODS[name]
+    found = [refusal_of(call, server, message, {"secret": "42"}) for call in METHOD_WAYS.values()]
+    assert [each for _, each in found] == [code, status]
+    assert found[0][0] == found[1][0]
+    assert found[0][0].startswith(said)
 
 
 def test_a_server_that_stops(start_front_end: Any) -> None:
     server = start_front_end(GrpcOptions())
     result_of(server.serving, server.front_end.drain())
-    request = Wrong()
-    assert refusal_of(server.address, "ModelInfer", request.message().SerializeToString()) == (
-        "UNAVAILABLE",
-        "the server is stopping",
-    )
-    body, headers = request.body()
-    answer = ask_http(server.http_address, "POST", request.path, body, headers)
-    assert refused_as(answer) == (503, "the server is stopping")
-    ready = ask_http(server.http_address, "GET", "/v2/health/ready")
-    assert (ready.status, ready.body) == (400, b'{"ready":false}')
+    for way, status in (("gRPC", "UNAVAILABLE"), ("HTTP", 503)):
+        assert refusal_of(WAYS[way], server, Wrong().message()) == ("the server is stopping", status)
+        assert not METHOD_WAYS[way](server, pb.ServerReadyRequest()).ready
 
 
 def server_frames(tracebacks: list[TracebackType]) -> list[str]:
@@ -341,7 +269,7 @@ def server_frames(tracebacks: list[TracebackType]) -> list[str]:
     return [code.co_qualname for code in codes if "/server/" in code.co_filename and "/tests/" not in code.co_filename]
 
 
-def test_refused_requests_leave_nothing_for_the_collector(server: Any, http: Ask, segment: str) -> None:
+def test_refused_requests_leave_nothing_for_the_collector(server: Any, segment: str) -> None:
     """A cycle through an error's traceback keeps a request's tensors until the next full collection, which is rare."""
     large = bytes(3 << 19)  # of two inputs together less than the longest message
     wrong_size = Wrong(inputs=(Input("INPUT0", content=large), Input("INPUT1", content=large)))
@@ -352,12 +280,9 @@ def test_refused_requests_leave_nothing_for_the_collector(server: Any, http: Ask
     try:
         for request, status in requests:
             server.scheduler.status = status
-            message = request.message().SerializeToString()
-            for sent in (message, large):
-                refusal_of(server.address, "ModelInfer", sent)
-            body, headers = request.body()
-            assert http("POST", request.path, body, headers).status >= 400
-            assert streamed_refusal(server.address, message)
+            for way in ("gRPC", "HTTP", "stream"):
+                assert refusal_of(WAYS[way], server, request.message())
+            refusal_of(WAYS["gRPC"], server, pb.ModelInferRequest(model_name="x" * len(large)))
         gc.collect()
         left = [each for each in gc.garbage if isinstance(each, TracebackType)]
         tensors = [each for each in gc.garbage if isinstance(each, memoryview) and each.nbytes == len(large)]

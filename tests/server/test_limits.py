@@ -73,13 +73,13 @@ def test_connections_are_as_many_as_descriptors_allow() -> None:
 
 def test_a_connection_without_a_request_is_closed(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "IDLE_SECONDS", 0.05)
-    host, _, port = server.http_address.rpartition(":")
+    host, _, port = server.http_url.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as idle:
         assert idle.recv(1) == b""
 
 
 def test_watchers_of_the_health(server: Any) -> None:
-    with grpc.insecure_channel(server.address) as channel, ExitStack() as stack:
+    with grpc.insecure_channel(server.url) as channel, ExitStack() as stack:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -102,7 +102,7 @@ def test_http_clients_that_stall_hold_nobody(server: Any, http: Ask) -> None:
     text = json.dumps({**request, "parameters": {"binary_data_output": True}}).encode()
     head = HEAD.format(len(text) + IMAGE_BYTES, len(text)).encode()
     message = head + text + bytes(IMAGE_BYTES)
-    host, _, port = server.http_address.rpartition(":")
+    host, _, port = server.http_url.rpartition(":")
     with ExitStack() as stack:
         for number in range(STALLED):
             client = stack.enter_context(socket.socket())

@@ -56,7 +56,7 @@ def test_typed_contents_beside_a_region(server: Any, segments: Segments) -> None
     tensor.parameters["shared_memory_region"].string_param = "region"
     tensor.parameters["shared_memory_byte_size"].int64_param = TENSOR_BYTES
     request.inputs.add(name="INPUT1", datatype="INT32", shape=[1, 16]).contents.int_contents.extend(B)
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.url) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         response = pb.ModelInferResponse.FromString(infer(request.SerializeToString(), timeout=10))
     assert response.raw_output_contents[0] == (A + B).tobytes()

@@ -236,7 +236,7 @@ def test_refused(server: Any, segments: Segments, case: str) -> None:
     change(request)
     if not request.inputs[0].parameters:
         request.raw_input_contents.append(A.tobytes())
-    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
+    with grpc.insecure_channel(server.url) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(request.SerializeToString(), timeout=10)
     assert details in caught.value.details()
     assert caught.value.code().name == status

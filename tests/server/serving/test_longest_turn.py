@@ -52,7 +52,7 @@ class Turns:
 def large_call(server: Any) -> None:
     """A message that is collected, since nothing takes it."""
     request = pb.ModelInferRequest(model_name="nobody", raw_input_contents=[bytes(LARGE_BYTES)]).SerializeToString()
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send_message(stream, b"\0" + len(request).to_bytes(4) + request)
         assert connection.answer(stream)[0]["grpc-status"] == "5"
@@ -60,13 +60,13 @@ def large_call(server: Any) -> None:
 
 def large_body(server: Any) -> None:
     head = b"POST /v2/models/image/infer HTTP/1.1\r\ninference-header-content-length: 0\r\ncontent-length: %d\r\n\r\n"
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(head % LARGE_BYTES + bytes(LARGE_BYTES))
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
 def many_calls(server: Any) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         connection.read()
         streams = [connection.begin("ServerLive", flush=False) for _ in range(CALLS)]
         for stream in streams:
@@ -76,7 +76,7 @@ def many_calls(server: Any) -> None:
 
 
 def many_requests(server: Any) -> None:
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(LIVE * CALLS)
         received = b""
         while received.count(b"HTTP/1.1 200 ") < CALLS:
@@ -87,7 +87,7 @@ def many_elements(server: Any) -> None:
     """Of BYTES. All are looked at before the last one is found missing."""
     request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[bytes(LENGTH_BYTES * ELEMENTS)])
     request.inputs.add(name="x", datatype="BYTES", shape=[1, ELEMENTS + 1])
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         message = request.SerializeToString()
         connection.send_message(stream, b"\0" + len(message).to_bytes(4) + message)

@@ -56,7 +56,7 @@ def closes(connection: RawConnection) -> None:
 
 def test_a_client_that_answers_pings_is_kept(start_front_end: Start) -> None:
     keepalive = KeepaliveOptions(100, 20_000, permit_without_calls=True, max_pings_without_data=0)
-    with RawConnection(start_front_end(GrpcOptions(keepalive=keepalive)).address) as connection:
+    with RawConnection(start_front_end(GrpcOptions(keepalive=keepalive)).url) as connection:
         for _ in range(3):
             assert seen(connection, PingReceived)
             connection.events.clear()
@@ -67,7 +67,7 @@ def test_a_client_that_answers_pings_is_kept(start_front_end: Start) -> None:
 
 def test_a_client_that_answers_no_ping_is_gone(start_front_end: Start) -> None:
     keepalive = KeepaliveOptions(100, 200, permit_without_calls=True)
-    address = start_front_end(GrpcOptions(keepalive=keepalive)).address
+    address = start_front_end(GrpcOptions(keepalive=keepalive)).url
     host, _, port = address.rpartition(":")
     settings = bytes(3) + b"\4" + bytes(5)
     with socket.create_connection((host, int(port)), timeout=20) as connection:
@@ -79,7 +79,7 @@ def test_a_client_that_answers_no_ping_is_gone(start_front_end: Start) -> None:
 
 
 def test_nobody_without_calls_is_pinged_unless_that_is_permitted(start_front_end: Start) -> None:
-    with RawConnection(start_front_end(GrpcOptions(keepalive=KeepaliveOptions(50, 50))).address) as connection:
+    with RawConnection(start_front_end(GrpcOptions(keepalive=KeepaliveOptions(50, 50))).url) as connection:
         connection.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             seen(connection, PingReceived)
@@ -87,7 +87,7 @@ def test_nobody_without_calls_is_pinged_unless_that_is_permitted(start_front_end
 
 def test_old_connections_end_when_their_calls_have(start_front_end: Start) -> None:
     server = start_front_end(GrpcOptions(keepalive=KeepaliveOptions(max_connection_age_ms=500)))
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ServerLive")
         (end,) = seen(connection, ConnectionTerminated)
         assert end.error_code == ErrorCodes.NO_ERROR
@@ -99,7 +99,7 @@ def test_old_connections_end_when_their_calls_have(start_front_end: Start) -> No
 
 def test_calls_of_old_connections_have_a_time_of_grace(start_front_end: Start) -> None:
     keepalive = KeepaliveOptions(max_connection_age_ms=100, max_connection_age_grace_ms=200)
-    with RawConnection(start_front_end(GrpcOptions(keepalive=keepalive)).address) as connection:
+    with RawConnection(start_front_end(GrpcOptions(keepalive=keepalive)).url) as connection:
         connection.begin("ModelStreamInfer")
         begin_s = time.monotonic()
         closes(connection)
@@ -120,7 +120,7 @@ def test_a_client_that_reads_nothing_is_gone(start_front_end: Start, monkeypatch
     monkeypatch.setattr(http2, "STALL_S", 0.2)
     monkeypatch.setattr(http2, "BUFFER_BYTES", 1 << 16)
     server = start_front_end(GrpcOptions())
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         connection.http.increment_flow_control_window((1 << 31) - 1 - 65535)
         until(lambda: is_connected(connection))
         with suppress(ConnectionError):  # it is broken off by then
@@ -139,7 +139,7 @@ def test_calls_in_one_piece_are_dealt_with_in_turns(
     """With calls that are given up at once, and others that bring an image."""
     monkeypatch.setattr(http2, "SLICE_S", slice_s)
     message = image()
-    with RawConnection(start_front_end(GrpcOptions()).address) as connection:
+    with RawConnection(start_front_end(GrpcOptions()).url) as connection:
         while connection.http.outbound_flow_control_window < 1 << 20:
             connection.read()
         streams = []
@@ -158,7 +158,7 @@ def test_calls_in_one_piece_are_dealt_with_in_turns(
 
 def test_messages_larger_than_windows(start_front_end: Start) -> None:
     request = pb.ModelInferRequest(model_name="nobody", raw_input_contents=[bytes(LARGE_BYTES)])
-    with RawConnection(start_front_end(GrpcOptions()).address) as connection:
+    with RawConnection(start_front_end(GrpcOptions()).url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send_message(stream, framed(request.SerializeToString()))
         headers, _ = connection.answer(stream)
@@ -166,7 +166,7 @@ def test_messages_larger_than_windows(start_front_end: Start) -> None:
 
 
 def test_answers_of_many_streams_share_a_connection(server: Any) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         streams = [connection.begin("ServerMetadata") for _ in range(200)]
         for stream in streams:
             connection.send(stream, EMPTY, end=True)

@@ -19,7 +19,7 @@ Change = Callable[[pb.ModelInferRequest], object]
 @pytest.fixture
 def refusal(server: Any) -> Iterator[Callable[[bytes], grpc.RpcError]]:
     """Sends bytes to ModelInfer and returns how they were refused; the server works as before afterwards."""
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.url) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
         def send(message: bytes) -> grpc.RpcError:

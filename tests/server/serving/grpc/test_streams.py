@@ -36,7 +36,7 @@ MANY = 48  # images: more than connections keep
 
 @pytest.fixture
 def stream(server: Any) -> Iterator[RawStream]:
-    with RawStream(server.address) as opened:
+    with RawStream(server.url) as opened:
         yield opened
     await_true(lambda: server.front_end.streams.idle)
 
@@ -171,7 +171,7 @@ def test_compressed_messages(server: Any, simple_inputs: Callable[..., Any]) -> 
 
 
 def test_the_first_error_ends_a_stream_that_wants_a_status(server: Any) -> None:
-    with RawStream(server.address, metadata=[("triton_grpc_error", "true")]) as stream:
+    with RawStream(server.url, metadata=[("triton_grpc_error", "true")]) as stream:
         stream.send(simple_request("right"))
         assert stream.receive().infer_response.id == "right"
         stream.send(simple_request("wrong", model="nobody"))
@@ -204,7 +204,7 @@ def test_cancelling_a_stream_cancels_its_requests(server: Any, stream: RawStream
 
 def test_the_deadline_of_a_stream(server: Any) -> None:
     server.scheduler.holding = True
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.call("ModelStreamInfer", simple_request().SerializeToString(), timeout_s=0.1)
         submitted = server.scheduler.held.get(timeout=WAIT_S)
         assert server.scheduler.cancelled.get(timeout=WAIT_S).slot == submitted.slot
@@ -244,11 +244,11 @@ def test_no_more_requests_are_read_than_may_be_under_way(server: Any, stream: Ra
 def test_too_many_streams_are_refused_and_hold_nobody(server: Any, simple_inputs: Callable[..., Any]) -> None:
     limit = server.front_end.streams.limits.streams
     with ExitStack() as stack:
-        streams = [stack.enter_context(RawStream(server.address)) for _ in range(limit)]
+        streams = [stack.enter_context(RawStream(server.url)) for _ in range(limit)]
         for stream in streams:
             stream.send(simple_request())
             stream.receive()
-        with RawStream(server.address) as further, pytest.raises(grpc.RpcError) as caught:
+        with RawStream(server.url) as further, pytest.raises(grpc.RpcError) as caught:
             further.receive()
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         assert caught.value.details() == f"{limit} streams are open already"
@@ -257,7 +257,7 @@ def test_too_many_streams_are_refused_and_hold_nobody(server: Any, simple_inputs
         with pytest.raises(StopIteration):
             streams[0].receive()
         await_true(lambda: server.front_end.streams.count < limit)
-        with RawStream(server.address) as another:
+        with RawStream(server.url) as another:
             another.send(simple_request("again"))
             assert another.receive().infer_response.id == "again"
     await_true(lambda: server.front_end.streams.idle)
@@ -285,7 +285,7 @@ def test_too_many_unsent_answers_end_the_stream_that_has_most(server: Any, strea
         stream.send(image_request(str(number)))
     settled = 602112 * (streams.limits.in_flight - 1)  # the connection takes no more
     await_true(lambda: streams.unsent_bytes > settled)
-    with RawStream(server.address) as modest:
+    with RawStream(server.url) as modest:
         modest.send(image_request("modest"))
         await_true(streams.bound_unsent)
         with pytest.raises(grpc.RpcError):

@@ -151,8 +151,8 @@ def test_perf_analyzer(start_front_end: Any, pki: Pki) -> None:
     known = ["--ssl-grpc-private-key-file", str(pki.client.key)]
     known += ["--ssl-grpc-certificate-chain-file", str(pki.client.certificate)]
     trusting = ["--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", str(pki.ours.root)]
-    assert run_one(server.address, "simple", "TLS", Mode((*trusting, *known)), INTERVAL_MS).problem == ""
-    assert run_one(server.address, "simple", "TLS", Mode(tuple(trusting)), INTERVAL_MS).problem != ""
+    assert run_one(server.url, "simple", "TLS", Mode((*trusting, *known)), INTERVAL_MS).problem == ""
+    assert run_one(server.url, "simple", "TLS", Mode(tuple(trusting)), INTERVAL_MS).problem != ""
 
 
 def serial_shown(address: str) -> int:
@@ -170,16 +170,16 @@ def serial_shown(address: str) -> int:
 def test_changed_files_are_used_for_new_connections(plain_tls: Any, simple_inputs: Inputs) -> None:
     server, authority, identity = plain_tls
     first = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
-    with client(server.address, authority.root) as old:
+    with client(server.url, authority.root) as old:
         old.infer("simple", simple_inputs())
-        assert serial_shown(server.address) == first.serial_number
+        assert serial_shown(server.url) == first.serial_number
         authority.issue("server")
         second = x509.load_pem_x509_certificate(identity.certificate.read_bytes())
-        assert serial_shown(server.address) == second.serial_number != first.serial_number
+        assert serial_shown(server.url) == second.serial_number != first.serial_number
         identity.key.write_text("half a k")
-        assert serial_shown(server.address) == second.serial_number
+        assert serial_shown(server.url) == second.serial_number
         old.infer("simple", simple_inputs())
-    with client(server.address, authority.root) as new:
+    with client(server.url, authority.root) as new:
         new.infer("simple", simple_inputs())
 
 

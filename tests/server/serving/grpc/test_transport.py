@@ -83,7 +83,7 @@ def method_of(channel: grpc.Channel, name: str) -> Any:
 def test_every_method_is_restricted(restricted: Any, name: str) -> None:
     key, value = ("infer-key", "s3cret") if "Infer" in name else ("other-key", "0ther")
     key = f"triton-grpc-protocol-{key}"
-    with grpc.insecure_channel(restricted.address) as channel:
+    with grpc.insecure_channel(restricted.url) as channel:
         call = method_of(channel, name)
         for metadata in ((), ((key, "wrong"),), ((key, value[:-1]),), ((key[len("triton-grpc-") :], value),)):
             with pytest.raises(grpc.RpcError) as refused:
@@ -125,7 +125,7 @@ def test_compressed_requests_and_answers(compressing: Any, simple_inputs: Inputs
 def test_answers_are_compressed_as_the_client_accepts(
     compressing: Any, accepted: str, chosen: str, inflate: Callable[[bytes], bytes]
 ) -> None:
-    headers, body = call(compressing.address, infer_message(), {"grpc-accept-encoding": accepted})
+    headers, body = call(compressing.url, infer_message(), {"grpc-accept-encoding": accepted})
     assert headers["grpc-encoding"] == chosen
     assert body[0] == 1
     response = pb.ModelInferResponse.FromString(inflate(body[5:]))
@@ -133,7 +133,7 @@ def test_answers_are_compressed_as_the_client_accepts(
 
 
 def test_answers_stay_as_they_are_for_who_accepts_nothing(compressing: Any) -> None:
-    headers, body = call(compressing.address, infer_message(), {})
+    headers, body = call(compressing.url, infer_message(), {})
     assert headers["grpc-status"] == "0"
     assert body[0] == 0
     assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
@@ -142,9 +142,9 @@ def test_answers_stay_as_they_are_for_who_accepts_nothing(compressing: Any) -> N
 def test_the_limit_holds_after_decompression(compressing: Any) -> None:
     for compress, encoding in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):
         metadata = {"grpc-encoding": encoding}
-        headers, body = call(compressing.address, compress(infer_message()), metadata, compressed=True)
+        headers, body = call(compressing.url, compress(infer_message()), metadata, compressed=True)
         assert (headers["grpc-status"], len(body) > 0) == ("0", True)
-        headers, _ = call(compressing.address, compress(bytes(MAX_BYTES + 1)), metadata, compressed=True)
+        headers, _ = call(compressing.url, compress(bytes(MAX_BYTES + 1)), metadata, compressed=True)
         assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
@@ -154,14 +154,14 @@ def test_a_bomb_costs_no_more_than_a_message(compressing: Any) -> None:
     assert len(bomb) < MAX_BYTES
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before_bytes = memory_bytes("VmRSS")
-    headers, _ = call(compressing.address, bomb, {"grpc-encoding": "deflate"}, compressed=True)
+    headers, _ = call(compressing.url, bomb, {"grpc-encoding": "deflate"}, compressed=True)
     assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
     assert memory_bytes("VmHWM") - before_bytes < 32 << 20
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_damaged_ones_end_the_call(compressing: Any, method: str) -> None:
-    with RawConnection(compressing.address) as connection:
+    with RawConnection(compressing.url) as connection:
         stream = connection.begin(method, {"grpc-encoding": "gzip"})
         connection.send_message(stream, framed(b"\x1f\x8b\x08 and nothing of gzip", compressed=True))
         headers, body = connection.answer(stream)
@@ -188,7 +188,7 @@ def call(
 
 
 def test_messages_beyond_the_limit(compressing: Any) -> None:
-    headers, _ = call(compressing.address, infer_message() + bytes([0x7A]) + b"\x80\x80\x40" + bytes(MAX_BYTES), {})
+    headers, _ = call(compressing.url, infer_message() + bytes([0x7A]) + b"\x80\x80\x40" + bytes(MAX_BYTES), {})
     assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
@@ -200,7 +200,7 @@ def test_too_much_metadata(server: Any, simple_inputs: Inputs) -> None:
 
 
 def test_metadata_count_as_they_are_unpacked(server: Any) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         statuses = [
             status_of(connection, [(b"x-part", b"a" * 3000)] * parts) for parts in (1, 4, 10)
         ]  # of each all but the first are references
@@ -219,18 +219,18 @@ def status_of(connection: RawConnection, metadata: list[tuple[bytes, bytes]]) ->
 def test_clients_that_go_at_once_are_no_fault(server: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Their connection is lost while its answers are about to be sent."""
     for size in range(100):
-        with RawConnection(server.address) as connection:
+        with RawConnection(server.url) as connection:
             for _ in range(5):
                 stream = connection.begin("ServerLive")
                 connection.send(stream, framed(b"")[: size % 6], end=bool(size % 2))
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         assert status_of(connection, []) == "0"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_bounds_that_the_server_announces(server: Any) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         connection.http.update_settings({SettingCodes.HEADER_TABLE_SIZE: 1 << 20})
         assert status_of(connection, []) == "0"
         settings = connection.http.remote_settings
@@ -241,7 +241,7 @@ def test_bounds_that_the_server_announces(server: Any) -> None:
 
 
 def test_a_larger_table_of_headers_is_refused(server: Any, simple_inputs: Inputs) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         assert status_of(connection, []) == "0"
         connection.http.encoder.header_table_size = 2 * TABLE_BYTES
         with pytest.raises((ConnectionError, ProtocolError)):  # the tables of both sides differ: nothing can follow
@@ -252,7 +252,7 @@ def test_a_larger_table_of_headers_is_refused(server: Any, simple_inputs: Inputs
 
 
 def test_pings_without_calls_end_the_connection(server: Any, simple_inputs: Inputs) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         assert status_of(connection, []) == "0"
         with pytest.raises((ConnectionError, ProtocolError)):  # by whichever is seen first
             for number in range(20):
@@ -267,7 +267,7 @@ def test_pings_without_calls_end_the_connection(server: Any, simple_inputs: Inpu
 def test_pings_while_an_answer_arrives_are_as_many_as_the_client_likes(server: Any) -> None:
     """Clients of grpcio ping while they read, to find out how much may be on the way."""
     part = 8
-    with RawConnection(server.address, window_bytes=part) as connection:
+    with RawConnection(server.url, window_bytes=part) as connection:
         stream = connection.begin("ModelInfer")
         connection.send_message(stream, framed(infer_message()))
         received = pings = 0
@@ -288,7 +288,7 @@ def test_who_does_not_acknowledge_settings_is_sent_away(
     start_front_end: Callable[[GrpcOptions], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2, "SETTINGS_TIMEOUT_S", 0.2)
-    host, _, port = start_front_end(GrpcOptions()).address.rpartition(":")
+    host, _, port = start_front_end(GrpcOptions()).url.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(HTTP2_PREFACE + bytes(3) + b"\4" + bytes(5))
         while connection.recv(1 << 16):
@@ -296,7 +296,7 @@ def test_who_does_not_acknowledge_settings_is_sent_away(
 
 
 def test_a_call_without_a_message(server: Any) -> None:
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send(stream, b"", end=True)
         headers, _ = connection.answer(stream)
@@ -320,7 +320,7 @@ def latency_ms(server: Any, inputs: list[triton.InferInput], count: int = 100) -
 def half_sent(server: Any) -> Iterator[None]:
     """Some hundred calls of which half a message has come."""
     half = framed(infer_message())[:50]
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         for _ in range(HALF_SENT):
             connection.send(connection.begin("ModelInfer"), half)
         yield
@@ -329,7 +329,7 @@ def half_sent(server: Any) -> Iterator[None]:
 @pytest.fixture
 def answers_unread(server: Any) -> Iterator[None]:
     """More calls than there are slots whose client takes no byte of the answer."""
-    with RawConnection(server.address, window_bytes=0) as connection:
+    with RawConnection(server.url, window_bytes=0) as connection:
         calls = 5 * server.plane.slots.slots
         for _ in range(calls):
             connection.send(connection.begin("ModelInfer"), framed(infer_message()), end=True)
@@ -350,7 +350,7 @@ def test_stalled_clients_do_not_hurt_the_others(
 
 def test_a_half_sent_message_can_be_completed(server: Any) -> None:
     message = framed(infer_message())
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send(stream, message[:20])
         other = connection.begin("ServerLive")
@@ -365,7 +365,7 @@ def test_a_half_sent_message_can_be_completed(server: Any) -> None:
 def test_an_early_answer_is_not_followed_by_a_reset_at_once(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node's gRPC loses the status if a reset comes with it, so the client may end the call first."""
     monkeypatch.setattr(http2, "RESET_S", 0.2)
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send(stream, framed(bytes(server.max_message_bytes + 1))[:100])
         while not any(isinstance(event, StreamEnded) for event in connection.events):
@@ -397,7 +397,7 @@ def ends(connection: RawConnection, count: int) -> dict[int, str]:
 def test_too_many_half_sent_calls_give_way(start_front_end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_grpc, "MAX_ARRIVING", 2)
     monkeypatch.setattr(serving_grpc, "GRACE_S", 0.1)
-    address = start_front_end(GrpcOptions()).address
+    address = start_front_end(GrpcOptions()).url
     with RawConnection(address) as stalled, RawConnection(address) as other:
         for stream in [stalled.begin("ModelInfer") for _ in range(5)]:
             stalled.send(stream, MESSAGE[:-1])
@@ -409,7 +409,7 @@ def test_unread_answers_give_way(start_front_end: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(serving_grpc, "MAX_UNREAD_BYTES", 100)
     monkeypatch.setattr(serving_grpc, "GRACE_S", 0.1)
     monkeypatch.setattr(grpc_call, "LARGE_ANSWER_BYTES", 1)
-    address = start_front_end(GrpcOptions()).address
+    address = start_front_end(GrpcOptions()).url
     with RawConnection(address, window_bytes=0) as connection:
         for stream in [connection.begin("ServerMetadata") for _ in range(4)]:
             connection.send(stream, MESSAGE, end=True)
@@ -418,7 +418,7 @@ def test_unread_answers_give_way(start_front_end: Any, monkeypatch: pytest.Monke
 
 
 def test_answers_come_as_the_client_makes_room(server: Any) -> None:
-    with RawConnection(server.address, window_bytes=10) as connection:
+    with RawConnection(server.url, window_bytes=10) as connection:
         stream = connection.begin("ServerMetadata")
         connection.send(stream, MESSAGE, end=True)
         while not (came := [event for event in connection.events if isinstance(event, DataReceived)]):
@@ -437,7 +437,7 @@ def test_answers_come_as_the_client_makes_room(server: Any) -> None:
 def test_watch_tells_every_change(start_front_end: Any) -> None:
     server = start_front_end(GrpcOptions())
     request = health_pb2.HealthCheckRequest().SerializeToString()
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.url) as channel:
         watching = channel.unary_stream(HEALTH + "Watch")(request, timeout=30)
         statuses = (health_pb2.HealthCheckResponse.FromString(answer).status for answer in watching)
         assert next(statuses) == health_pb2.HealthCheckResponse.SERVING

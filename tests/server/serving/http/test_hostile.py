@@ -179,7 +179,7 @@ def test_a_request_has_so_many_headers(unharmed: Any) -> None:
 
 def test_headers_that_trickle_are_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         begin = time.monotonic()
         with pytest.raises(OSError):
             for number in range(400):  # no pause is as long as the patience with the whole
@@ -241,14 +241,14 @@ STALLS = [b"", b"GET /v2", HEAD % 10 + b"\r\n", HEAD % 10 + b"\r\n{"]
 @pytest.mark.parametrize("begin", STALLS[1:])
 def test_clients_that_stall_are_sent_away(server: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.1)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(begin)
         assert b" 408 " in everything(connection)
 
 
 def test_a_body_that_trickles_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(HEAD % 1000 + b"\r\n")
         begin = time.monotonic()
         with pytest.raises(OSError):
@@ -261,7 +261,7 @@ def test_a_body_that_trickles_is_cut_off(server: Any, monkeypatch: pytest.Monkey
 def test_a_body_has_the_time_that_its_size_takes(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.6)
     monkeypatch.setattr(connections, "MIN_BYTES_PER_SECOND", 1000)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         text = GOOD + b" " * (2000 - len(GOOD))
         connection.sendall(HEAD % len(text) + b"\r\n")
         for at in range(0, len(text), 200):  # a second in all
@@ -275,7 +275,7 @@ def test_an_answer_that_is_not_taken_is_cut_off(server: Any, monkeypatch: pytest
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(20)
-        host, _, port = server.http_address.rpartition(":")
+        host, _, port = server.http_url.rpartition(":")
         connection.connect((host, int(port)))
         image = json.dumps({"inputs": [{**IMAGE, "data": [0] * 150528}]}).encode()  # answered with as much
         with pytest.raises(ConnectionError):
@@ -289,7 +289,7 @@ def narrow(start_front_end: Callable[[GrpcOptions], Any]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_front_end, "MAX_CONNECTIONS", 4)
         server = start_front_end(GrpcOptions())
-    return str(server.http_address)
+    return str(server.http_url)
 
 
 def status_over(connection: socket.socket, request: bytes = LIVE) -> int:
@@ -364,7 +364,7 @@ def test_who_has_closed_the_sending_side_may_wait_for_long(
 ) -> None:
     monkeypatch.setattr(connections, "GONE_SECONDS", 0.02)
     server.scheduler.holding = True
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(HEAD.replace(b"1.1", version) % len(GOOD) + b"\r\n" + GOOD)
         connection.shutdown(socket.SHUT_WR)
         submitted = server.scheduler.held.get(timeout=10)
@@ -395,7 +395,7 @@ def test_inference_needs_no_thread(start_front_end: Callable[[GrpcOptions], Any]
     reported = json.dumps({**json.loads(GOOD), "parameters": {"gangway_stats": True}}).encode()
     request = HEAD % len(reported) + b"\r\n" + reported  # no plain one
     with ExitStack() as stack, server.without_threads():
-        running = [stack.enter_context(connected(server.http_address)) for _ in range(4)]
+        running = [stack.enter_context(connected(server.http_url)) for _ in range(4)]
         for connection in running:
             connection.sendall(request)
         for _ in running:

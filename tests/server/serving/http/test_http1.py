@@ -95,7 +95,7 @@ def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch,
             kind
         ]
         expected.append(None if kind == "live" else values.tobytes())
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.setblocking(False)  # one that sends without reading could wait for itself
         received, at = b"", 0
         while at < len(data) or ready(connection, select.POLLIN, 0.5):
@@ -117,7 +117,7 @@ def test_bytes_may_be_cut_anywhere(server: Any, monkeypatch: pytest.MonkeyPatch,
 
 def test_many_requests_in_one_piece_take_many_turns(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "SLICE_S", 0.0)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(LIVE * 2000)
         connection.shutdown(socket.SHUT_WR)
         replies = Replies(connection)
@@ -129,7 +129,7 @@ def test_a_body_that_is_given_up_on_the_way_is_no_request(server: Any, monkeypat
     monkeypatch.setattr(http_site, "MAX_HELD_BYTES", 300_000)
     values = IMAGE.copy()
     values.view(np.uint8)[0, 0] = np.resize(np.frombuffer(LIVE, np.uint8), values.view(np.uint8)[0, 0].shape)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         replies = Replies(connection)
         for _ in range(3):
             connection.sendall(image_request(values) + LIVE)
@@ -146,7 +146,7 @@ def test_memory_that_is_full_is_said_once(server: Any, monkeypatch: pytest.Monke
         take(size_bytes)
 
     monkeypatch.setattr(budget, "take", full)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(image_request() + LIVE)
         replies = Replies(connection)
         status, body = replies.next()
@@ -157,7 +157,7 @@ def test_memory_that_is_full_is_said_once(server: Any, monkeypatch: pytest.Monke
 def test_a_client_that_takes_no_answers_is_read_no_further(server: Any) -> None:
     """It sends hundreds of megabytes if the server lets it; later it gets all answers in their order."""
     request = image_request()
-    with connected(server.http_address, buffer_bytes=4096) as connection:
+    with connected(server.http_url, buffer_bytes=4096) as connection:
         connection.setblocking(False)
         sent, quiet_s = 0, time.monotonic()
         while time.monotonic() < quiet_s + 1.0:
@@ -174,7 +174,7 @@ def test_a_client_that_takes_no_answers_is_read_no_further(server: Any) -> None:
 
 def test_many_requests_at_once_need_no_depth(server: Any) -> None:
     count = 1500  # answered at once, each from within the one before if that were how it is done
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(LIVE * count)
         replies = Replies(connection)
         assert {replies.next()[0] for _ in range(count)} == {200}
@@ -182,7 +182,7 @@ def test_many_requests_at_once_need_no_depth(server: Any) -> None:
 
 def test_nobody_waits_for_the_next_request_of_a_connection_that_ends(server: Any) -> None:
     last = b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n"
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         connection.sendall(last + LIVE)
         replies = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert replies.count(b"HTTP/1.1 200 OK") == 1
@@ -194,7 +194,7 @@ def test_a_client_that_goes_cancels_what_it_has_asked_for(server: Any) -> None:
     small = {"shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
     text = json.dumps({"inputs": [{"name": name, **small} for name in ("INPUT0", "INPUT1")]}).encode()
     for _ in range(2):  # one that a thread waits for, and a plain one
-        with connected(server.http_address) as connection:
+        with connected(server.http_url) as connection:
             head = b"POST /v2/models/simple/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
             connection.sendall(head % len(text) + text)
             submitted = server.scheduler.held.get(timeout=10)
@@ -209,7 +209,7 @@ def test_large_work_is_bounded(
 
     monkeypatch.setattr(http_front_end, "MAX_WORK", 0)
     other = start_front_end(GrpcOptions())
-    with connected(other.http_address) as connection:
+    with connected(other.http_url) as connection:
         text = b" " * http_site.QUICK_BYTES + b"{}"
         connection.sendall(
             b"POST /v2/models/simple/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(text) + text + LIVE
@@ -222,7 +222,7 @@ def test_large_work_is_bounded(
 def test_a_plain_request_needs_no_thread(server: Any) -> None:
     small = {"shape": [1, 16], "datatype": "INT32", "data": [1] * 16}
     text = json.dumps({"inputs": [{"name": name, **small} for name in ("INPUT0", "INPUT1")]})
-    connection = HTTPConnection(server.http_address, timeout=20)
+    connection = HTTPConnection(server.http_url, timeout=20)
 
     def ask() -> int:
         connection.request("POST", "/v2/models/simple/infer", text)
@@ -239,7 +239,7 @@ def test_a_plain_request_needs_no_thread(server: Any) -> None:
 def test_a_connection_that_is_idle_keeps_nothing_of_its_requests(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no parser after a while, and gets one with its next request."""
     monkeypatch.setattr(http1, "STALL_SECONDS", 0.005)
-    with connected(server.http_address) as connection:
+    with connected(server.http_url) as connection:
         replies, end_s = Replies(connection), time.monotonic() + 0.3
         while time.monotonic() < end_s:
             connection.sendall(LIVE)

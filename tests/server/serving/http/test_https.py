@@ -53,7 +53,7 @@ def trusting(authority: Authority, own: Identity | None = None) -> ssl.SSLContex
 
 
 def asking(server: Any, context: ssl.SSLContext) -> http.client.HTTPSConnection:
-    return http.client.HTTPSConnection(server.http_address, timeout=20, context=context)
+    return http.client.HTTPSConnection(server.http_url, timeout=20, context=context)
 
 
 def answer_to(connection: http.client.HTTPConnection, path: str, *body: Any) -> tuple[int, bytes]:
@@ -76,7 +76,7 @@ def test_requests_of_all_sizes_over_one_connection(secured: Any, authority: Auth
 
 
 def test_requests_that_come_together(secured: Any, authority: Authority) -> None:
-    host, _, port = secured.http_address.rpartition(":")
+    host, _, port = secured.http_url.rpartition(":")
     with (
         socket.create_connection((host, int(port)), 20) as plain,
         trusting(authority).wrap_socket(plain, server_hostname="localhost") as own,
@@ -100,7 +100,7 @@ def test_a_client_may_offer_other_protocols(secured: Any, authority: Authority, 
 
 
 def test_who_speaks_no_tls_gets_no_answer(secured: Any) -> None:
-    connection = http.client.HTTPConnection(secured.http_address, timeout=20)
+    connection = http.client.HTTPConnection(secured.http_url, timeout=20)
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         answer_to(connection, READY)
     connection.close()
@@ -137,12 +137,12 @@ def test_changed_files_are_used_for_new_connections(start_front_end: Callable[..
     server = start_front_end(GrpcOptions(), TlsFiles(identity.certificate, identity.key))
     old = asking(server, trusting(authority))
     assert answer_to(old, READY)[0] == 200
-    first = serial_shown(server.http_address)
+    first = serial_shown(server.http_url)
     authority.issue("server")
     second = x509.load_pem_x509_certificate(identity.certificate.read_bytes()).serial_number
-    assert serial_shown(server.http_address) == second != first
+    assert serial_shown(server.http_url) == second != first
     identity.key.write_text("half a k")
-    assert serial_shown(server.http_address) == second
+    assert serial_shown(server.http_url) == second
     assert answer_to(old, READY)[0] == 200
     old.close()
 
@@ -167,7 +167,7 @@ def narrow(start_front_end: Callable[..., Any], identity: Identity) -> Iterator[
 
 
 def test_clients_that_begin_no_handshake_give_way(narrow: Any, authority: Authority) -> None:
-    host, _, port = narrow.http_address.rpartition(":")
+    host, _, port = narrow.http_url.rpartition(":")
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(20)]
         for _ in range(3):

@@ -48,7 +48,7 @@ def connect(request: Any, start_front_end: Callable[..., Any], tmp_path_factory:
     own = authority.issue("server")
     tls = TlsFiles(own.certificate, own.key) if request.param == "HTTPS" else None
     context = ssl.create_default_context(cafile=authority.root)
-    host, _, port = start_front_end(GrpcOptions(max_message_bytes=len(ZEROS)), tls).http_address.rpartition(":")
+    host, _, port = start_front_end(GrpcOptions(max_message_bytes=len(ZEROS)), tls).http_url.rpartition(":")
 
     @contextmanager
     def connected() -> Iterator[socket.socket]:

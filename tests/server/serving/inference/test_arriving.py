@@ -58,7 +58,7 @@ def cut(message: bytes, sizes: list[int]) -> list[bytes]:
 @pytest.mark.parametrize("sizes", [[], [1] * 80, [5], [7, 11, 13, 17], [5, 40], [100, 100_000, 1], [16384] * 36])
 def test_pieces_of_any_size(server: Any, sizes: list[int]) -> None:
     message = framed(image_request(id="seven").SerializeToString())
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         headers, body = sent(connection, cut(message, sizes))
     response = response_of(body)
     assert (headers["grpc-status"], response.id) == ("0", "seven")
@@ -67,7 +67,7 @@ def test_pieces_of_any_size(server: Any, sizes: list[int]) -> None:
 
 def test_tensors_are_in_shared_memory_as_they_come(server: Any) -> None:
     message = framed(image_request().SerializeToString())
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer")
         connection.send_message(stream, message[:HALF_BYTES], end=False)
         until(lambda: requests_in(server) == 1)
@@ -84,7 +84,7 @@ def test_tensors_are_in_shared_memory_as_they_come(server: Any) -> None:
 def test_what_comes_no_more_has_no_memory(server: Any) -> None:
     """And the connection's window is as large as before, whatever was cut off."""
     message = framed(image_request().SerializeToString())
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         for _ in range(CONNECTION_WINDOW_BYTES // HALF_BYTES + 1):
             stream = connection.begin("ModelInfer")
             connection.send_message(stream, message[:HALF_BYTES], end=False)
@@ -122,7 +122,7 @@ def typed() -> bytes:
 @pytest.mark.parametrize("kind", others())
 def test_other_messages_are_as_ever(server: Any, kind: str) -> None:
     message, metadata, error = others()[kind]
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("ModelInfer", metadata)
         connection.send_message(stream, message)
         headers, body = connection.answer(stream)
@@ -138,7 +138,7 @@ def test_other_messages_are_as_ever(server: Any, kind: str) -> None:
 def test_a_message_that_is_cut_off_by_the_end_of_the_call(server: Any, kind: str, method: str) -> None:
     plain = framed(image_request().SerializeToString())
     message, metadata, _ = others()[kind] if kind else (plain, {}, "")
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin(method, metadata)
         connection.send_message(stream, message[:HALF_BYTES])
         headers, body = connection.answer(stream)
@@ -157,7 +157,7 @@ def test_two_tensors(server: Any, order: str, change: int) -> None:
     for name, size in zip(order, (HALF_BYTES + change, HALF_BYTES - change), strict=True):
         request.inputs.add(name=name, datatype="FP32", shape=[1, HALF_BYTES // 4])
         request.raw_input_contents.append(name.encode() * size)
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         headers, body = sent(connection, cut(framed(request.SerializeToString()), [16384] * 5))
     if change:
         expected = f"for input '{order[0]}' for model 'pair'. Expected {HALF_BYTES}, got {HALF_BYTES + 1}"
@@ -168,7 +168,7 @@ def test_two_tensors(server: Any, order: str, change: int) -> None:
 
 def test_a_begin_that_comes_in_small_pieces_is_read_a_few_times(server: Any) -> None:
     """Many fields take about as much time as one, which is not read before all of it is there."""
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         costs_s = []
         for begin in (b"\x12\xff\xff\xff\x01" + bytes(8000), b"\x12\x00" * 4000):
             stream = connection.begin("ModelInfer")

@@ -206,7 +206,7 @@ def test_cancelled_in_the_middle(bench: Bench) -> None:
 
 def test_the_client_s_deadline_ends_what_runs(bench: Bench) -> None:
     bench.server.scheduler.holding = True
-    with RawConnection(bench.server.address) as connection:
+    with RawConnection(bench.server.url) as connection:
         stream = connection.call("ModelInfer", simple_request(model="diamond").SerializeToString(), timeout_s=0.1)
         submit, request = bench.held()
         assert request.limit_ns > request.arrival_ns and not request.deadline_ns

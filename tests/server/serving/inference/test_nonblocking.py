@@ -95,7 +95,7 @@ def test_answers_come_as_requests_end(known: Any, simple_inputs: Inputs) -> None
 
 def test_a_client_that_goes_frees_its_request(known: Any, simple_inputs: Inputs) -> None:
     known.scheduler.holding = True
-    with RawConnection(known.address) as connection:
+    with RawConnection(known.url) as connection:
         connection.call("ModelInfer", simple_request().SerializeToString(), timeout_s=0.05)
         submitted = known.scheduler.held.get(timeout=10)
         assert known.scheduler.cancelled.get(timeout=10).slot == submitted.slot
@@ -138,7 +138,7 @@ def ask_for_health(server: Any) -> None:
     assert not server.client.is_model_ready("nobody")
     with pytest.raises(InferenceServerException, match="version"):
         server.client.is_model_ready("simple", "x")
-    with RawConnection(server.address) as connection:
+    with RawConnection(server.url) as connection:
         stream = connection.begin("/grpc.health.v1.Health/Check")
         connection.send(stream, b"\0\0\0\0\0", end=True)
         assert connection.answer(stream)[1].endswith(b"\x08\x01")  # SERVING
@@ -148,7 +148,7 @@ def ask_for_health(server: Any) -> None:
 
 
 def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inputs: Inputs) -> None:
-    with RawConnection(known.address) as connection, known.without_threads():
+    with RawConnection(known.url) as connection, known.without_threads():
         for _ in range(STALLED):
             connection.send(connection.begin("ModelInfer"), b"\0\0\0\1")
         known.client.infer("simple", simple_inputs())

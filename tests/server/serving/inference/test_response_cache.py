@@ -125,7 +125,7 @@ def test_the_order_of_parameters_does_not_count(caching: Any) -> None:
         part = pb.ModelInferRequest()
         part.parameters[name].int64_param = 1
         parts.append(part.SerializeToString())
-    with grpc.insecure_channel(caching.address) as channel:
+    with grpc.insecure_channel(caching.url) as channel:
         call = channel.unary_unary(SERVICE + "ModelInfer")
         answers = [call(request + b"".join(order), timeout=20) for order in itertools.permutations(parts)]
         call(request + b"".join(parts[:2]), timeout=20)
