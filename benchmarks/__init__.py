@@ -4,7 +4,8 @@ A folder is a suite, and has a page of results:
 
 - `front_end`, `kernels`, `batching`, `precision`, `serving`, `simulator`, `many_machines`, `exported`, `faults`,
   `papers`: the page of that name in `docs/measurements`; `scheduling`: its notes; `startup`: its overview.
-- `conformance` and `fuzz.differential`: `docs/reference/operators.md`; `differential`: `docs/reference/triton.md`.
+- `conformance` and `fuzz.differential`: `docs/reference/operators.md`; `differential`: `docs/reference/triton.md`;
+  `differences`: `docs/reference/differences.md`.
 - `other_clients`, `fuzz`: `docs/reference/clients.md`; `python_models`: `docs/how-to/python-models.md`.
 
 `--json benchmarks/SUITE/results.json` enters the tables of a run there, of which `python -m docs.generate` makes pages.

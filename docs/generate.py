@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+from benchmarks.differences.rows import DIFFERENCES, PACKAGES
 from benchmarks.differential.known.all import KNOWN
 from gangway.base.command_line import parser_of
 from gangway.base.commands import COMMANDS
@@ -269,9 +270,31 @@ def _methods(found: type) -> Iterator[tuple[str, str]]:
 
 def differences_from_triton() -> Iterator[str]:
     """Yield what `python -m benchmarks.differential` expects to differ. Reasons stand beside it in the code."""
-    for area in dict.fromkeys(known.area for known in KNOWN):
+    others = [known for known in KNOWN if not known.surprises]
+    for area in dict.fromkeys(known.area for known in others):
         yield from ("", f"### {area}", "")
-        yield from (f"- {_cell(known.what)}" for known in KNOWN if known.area == area)
+        yield from (f"- {_cell(known.what)}" for known in others if known.area == area)
+
+
+def surprises_of_triton() -> Iterator[str]:
+    """Yield the differences from Triton that nobody would guess, and what shows each."""
+    yield from (f"- {_cell(known.what)} `{known.surprises}`" for known in KNOWN if known.surprises)
+
+
+def engines() -> Iterator[str]:
+    """Yield the engines that were asked, with the versions that `constraints.txt` has."""
+    pins = dict(line.split("==") for line in (DOCS.parent / "constraints.txt").read_text().split() if "==" in line)
+    yield ", ".join(f"{engine} {pins[package]}" for engine, package in PACKAGES.items()) + "."
+
+
+def differences_of_engines() -> Iterator[str]:
+    """Yield where engines answer differently, by area, and what Gangway answers."""
+    for area in dict.fromkeys(row.area for row in DIFFERENCES):
+        yield from ("", f"### {area}", "")
+        for row in DIFFERENCES:
+            if row.area == area:
+                shown_by = f" `{row.shown_by}`" if row.shown_by else ""
+                yield f"- **{_cell(row.what)}.** {_cell(row.others)} Gangway: {_cell(row.gangway)}.{shown_by}"
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
@@ -285,6 +308,9 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "Gangway's metrics": lambda: metrics(_of_gangway),
     "routes": routes,
     "differences from Triton": differences_from_triton,
+    "surprises of Triton": surprises_of_triton,
+    "engines": engines,
+    "differences of engines": differences_of_engines,
     "pb_utils": pb_utils_names,
 }
 

@@ -53,6 +53,7 @@ FIRST = {
         "limits",
         "operators",
         "triton",
+        "differences",
         "pb-utils",
     ),
     "explanation": (

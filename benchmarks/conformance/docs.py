@@ -29,27 +29,10 @@ The tests feed weights as inputs. With constant weights Conv, ConvTranspose, LST
 QuantizeLinear and DequantizeLinear are native, too. [Artifact](../explanation/artifact.md#element-types) says what
 undefined cases give.
 """
-_OTHER_ANSWERS = """## Numbers to which onnxruntime has other answers
-
-They depend on where the numbers stand, on shapes or on the processor, or to follow them would slow kernels down.
-
-| operator | numbers | kernels | onnxruntime 1.31.1 |
-|---|---|---|---|
-| ReduceMax, ReduceMin | NaN | NaN | by its place: NaN, the extreme of the others, or another number |
-| Hardmax | NaN | the largest of the others; none if NaN is the first number | by its place: also none, or another one |
-| MaxPool | a window of -inf | -inf | by its place and stride: -inf, or the lowest number |
-| DynamicQuantizeLinear | NaN | the scale is NaN | NaN does not count for the scale |
-| LayerNormalization | a square that overflows | NaN | 0 or NaN |
-| Attention | NaN in a mask, for a key that is_causal hides | hidden | NaN |
-| Clip before opset 11 | a lower limit above the upper one | the upper limit | refuses the file |
-| reductions of uint32, uint64 | any | computed | refuses the file |
-
-Reductions of integers are computed in float64, as by onnxruntime, and saturate; CumSum wraps around.
-"""
 _DIFFERENCES = """## Other differences from onnxruntime
 
 `python -m benchmarks.fuzz.differential` draws models of one operator by chance. Answers are onnxruntime's, up to the
-rounding of floats, but for these:
+rounding of floats, but for these and for those that [all engines](differences.md) have:
 
 """
 
@@ -63,7 +46,6 @@ def write_docs(path: Path, results: Sequence[Result]) -> None:
         _total(scope),
         f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
         *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
-        _OTHER_ANSWERS,
         differences(),
         f"## Without a test in scope\n\n{_untested(results)}",
     ]

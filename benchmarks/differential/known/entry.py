@@ -9,7 +9,8 @@ class Known:
     """One difference that is meant.
 
     `area`, `what`, `why`: for the table. `difference`: a regular expression of the lines that `compare.Difference`
-    writes, `PLACE: TRITON -> GANGWAY`; `cases`: one of the names of cases.
+    writes, `PLACE: TRITON -> GANGWAY`; `cases`: one of the names of cases. `surprises`: what shows it, of those that no
+    reader would guess; they stand in `docs/reference/differences.md`.
     """
 
     area: str
@@ -17,6 +18,7 @@ class Known:
     why: str
     difference: str
     cases: str = ""
+    surprises: str = ""
 
     def covers(self, case: str, text: str) -> bool:
         """Whether a difference is this one."""

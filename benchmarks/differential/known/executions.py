@@ -86,6 +86,7 @@ KNOWN: Sequence[Known] = (
         "Nobody waits for the answer there, either.",
         r"seen\.\d: \['(?P<model>\w+)', 'waited'\] -> \['(?P=model)', 'cancelled'\]",
         "departs: ",
+        surprises="findings/triton_cancellation_ends_at_http_and_ensembles.sh",
     ),
     Known(
         LEAVING,
@@ -101,6 +102,7 @@ KNOWN: Sequence[Known] = (
         "They have no answer.",
         r"(count|ns): |nv_inference",
         "departs: (statistics|metrics)",
+        surprises="benchmarks/differential/kinds/departures.py",
     ),
     Known(
         CALLS,
@@ -151,6 +153,7 @@ KNOWN: Sequence[Known] = (
         "Clients send texts as ids.",
         r"outcome: .*unexpected number of string elements 2 for inference input 'key'",
         "sequences: sequence_of_string",
+        surprises="findings/triton_text_correlation_ids_are_refused.sh",
     ),
     Known(
         BATCHES,
@@ -158,6 +161,7 @@ KNOWN: Sequence[Known] = (
         "A client must see that there is no answer.",
         r"outcome: \{.* -> (UNAVAILABLE|503) 'an error'",
         "cache: error",
+        surprises="findings/triton_cached_error_is_empty_success.sh",
     ),
     Known(
         BATCHES,
@@ -165,6 +169,7 @@ KNOWN: Sequence[Known] = (
         "A request gets what it asks for. Triton sometimes says `response output count mismatch`.",
         r"outputs\.[yz](\.data)?: |outcome: error 'response output count mismatch'",
         "cache: (other outputs|on a stream)",
+        surprises="benchmarks/differential/kinds/batches.py",
     ),
     Known(
         BATCHES,
@@ -172,6 +177,7 @@ KNOWN: Sequence[Known] = (
         "A model's answer may depend on them.",
         r"outputs\.[yz]\.data: \['?1'?\] -> \['?2'?\]",
         "cache: other parameters",
+        surprises="benchmarks/differential/kinds/batches.py",
     ),
     Known(
         BATCHES,
@@ -180,6 +186,7 @@ KNOWN: Sequence[Known] = (
         "The client gets an error. Executions that failed are counted as failures only.",
         r"(count|ns): |batch_stats|nv_inference",
         "statistics: (counted|cached|metrics)|public: statistics",
+        surprises="benchmarks/differential/kinds/batches.py",
     ),
     Known(
         BATCHES,
@@ -195,6 +202,7 @@ KNOWN: Sequence[Known] = (
         "Without a limit of the queue, any timeout is less. See [targets](../explanation/targets.md).",
         r"outcome: \{.* -> (UNAVAILABLE|503) .Request timeout expired",
         "queue: (no_default|short_queue), short",
+        surprises="benchmarks/differential/kinds/configured.py",
     ),
     Known(
         BATCHES,
@@ -202,5 +210,6 @@ KNOWN: Sequence[Known] = (
         "Statistics and metrics tell what clients have asked.",
         r"(count|ns|last_inference|batch_stats): |nv_inference",
         "warm-up: statistics",
+        surprises="benchmarks/differential/kinds/configured.py",
     ),
 )

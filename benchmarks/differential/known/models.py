@@ -56,6 +56,7 @@ KNOWN: Sequence[Known] = (
         "What is loaded does not depend on who has loaded it before.",
         r"max_batch_size: 2 -> 'nothing'|shape: \[-1, 1\] -> \[1\]",
         "load: (without|over gRPC)",
+        surprises="benchmarks/differential/kinds/configured.py",
     ),
     Known(
         MODELS,
@@ -104,6 +105,7 @@ KNOWN: Sequence[Known] = (
         "Unknown settings of the log and of traces, and unknown trace levels, are refused; Triton ignores them.",
         "A setting that is spelled wrongly shows at once.",
         r"outcome: .* -> 400 .*unknown (log setting|trace setting|trace level)",
+        surprises="benchmarks/differential/kinds/settings.py",
     ),
     Known(
         MEMORY,

@@ -1,0 +1,1 @@
+"""Where engines answer differently, beside Gangway: `python -m benchmarks.differences`."""
