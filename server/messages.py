@@ -59,7 +59,7 @@ class ModelReady:
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's. `compounds`:
     groups of an ensemble's steps that run by a schedule. `chooses_precision`: requests may be computed in fp32 or in
-    bf16, and responses say which.
+    bf16, and responses say which. `tokenizer`: the file of a model that gives embeddings of texts.
     """
 
     model_id: int
@@ -82,6 +82,7 @@ class ModelReady:
     tail: bool = False
     compounds: Compounds = ()
     chooses_precision: bool = False
+    tokenizer: str = ""
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -281,6 +281,9 @@ PARAMETERS: Mapping[str, FieldSupport] = {
         "Python models: how many requests of an instance wait in coroutines of `execute` at the same time; 1"
     ),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
+    "gangway_embeddings": _honoured(
+        "how the model answers `/v1/embeddings` or `/v1/rerank`, or `off`; completed by the server; see http.md"
+    ),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_dimensions": _honoured("set by the server: JSON with the names of each input's open dimensions"),
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),

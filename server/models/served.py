@@ -15,9 +15,11 @@ from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server import messages
 from gangway.server.errors import RequestError, internal, invalid, unavailable
 from gangway.server.models.config import is_batching_off, is_ensemble
+from gangway.server.models.embeddings import EmbeddingSettings
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
 from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.models.tokenizer import TextTokenizer
 from gangway.server.requests.data_plane import RequestLayout
 from gangway.server.statistics import Statistics
 from gangway.server.threads import RefCount
@@ -117,7 +119,8 @@ class ServedModel:
     outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
     has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
     executes may be joined with other requests. `compounds`, `chooses_precision`: as in ModelReady. `is_python`:
-    model.py executes it. `most_answer_bytes`: of one answer.
+    model.py executes it. `most_answer_bytes`: of one answer. `embeddings`: how it gives these; `tokenizer`: of
+    texts.
     """
 
     name: str
@@ -146,6 +149,8 @@ class ServedModel:
     chooses_precision: bool = False
     is_python: bool = False
     most_answer_bytes: int = MOST_ANSWER_BYTES
+    embeddings: EmbeddingSettings | None = None
+    tokenizer: TextTokenizer | None = None
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
@@ -158,6 +163,7 @@ class ServedModel:
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(message.config)
         whole = message.engine is not Engine.NATIVE or is_ensemble(config)
+        embeddings = EmbeddingSettings.of(config)
         return cls(
             name=message.name,
             version=message.version,
@@ -185,6 +191,10 @@ class ServedModel:
             chooses_precision=message.chooses_precision,
             is_python=message.engine is Engine.PYTHON,
             most_answer_bytes=most_answer_bytes,
+            embeddings=embeddings,
+            tokenizer=TextTokenizer(message.tokenizer, embeddings.max_tokens)
+            if embeddings is not None and message.tokenizer
+            else None,
         )
 
     @cached_property
@@ -202,6 +212,11 @@ class ServedModel:
         """The places of inputs whose shapes do not matter for which requests are joined."""
         names = {tensor.name for tensor in self.config.input if tensor.allow_ragged_batch}
         return frozenset(tensor.index for tensor in self.inputs.values() if tensor.name in names)
+
+    @cached_property
+    def takes_texts(self) -> bool:
+        """Whether all its inputs are texts."""
+        return all(tensor.datatype == "BYTES" for tensor in self.inputs.values())
 
     @property
     def all_inputs(self) -> tuple[Tensor, ...]:

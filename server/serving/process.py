@@ -223,6 +223,9 @@ class FrontEnd:
             case messages.ModelReady() | messages.ModelUnavailable() | messages.ModelRemoved():
                 before = self.models.served_as(message.name, message.version)
                 self.models = self.models.updated(message, self._make_statistics)
+                after = self.models.served_as(message.name, message.version)
+                if after is not None and after.tokenizer is not None:
+                    self._serving.aside(after.tokenizer.prepare)
                 if before is not None:
                     before.uses.close(lambda: self._retired(before.model_id))
             case messages.ModelPresence():

@@ -17,7 +17,7 @@ from gangway.executor import _native, _probes
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
-USERS_EXTRAS = ("client", "compile", "completion", "extensions", "onnxruntime", "otel", "perf", "report")
+USERS_EXTRAS = ("client", "compile", "completion", "embeddings", "extensions", "onnxruntime", "otel", "perf", "report")
 DEPENDENCIES = [
     Requirement(text)
     for text in (*PROJECT["dependencies"], *(text for name in USERS_EXTRAS for text in OPTIONAL[name]))

@@ -10,6 +10,7 @@ from gangway.artifact.format import Engine, TensorSpec
 from gangway.base.peer import MAX_MESSAGE_BYTES
 from gangway.executor import _native
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+from gangway.server.control.repository.embedding_files import complete_embeddings
 from gangway.server.control.repository.loaded import (
     IsolatedLatency,
     LoadedModel,
@@ -228,6 +229,7 @@ class EnsembleBuilder:
         members = _members(entry, served)
         config = _completed(entry, members)
         check_members(entry.name, config, [config_of(member.ready) for member in members])
+        tokenizer = complete_embeddings(config, entry.title, entry.folder, entry.path.parent)
         number = next(self._numbers)
         made = self._made_of(entry, members)
         used = self._schedules.use(
@@ -249,6 +251,7 @@ class EnsembleBuilder:
             labels=tuple(_labels(entry, config, members).items()),
             isolated_us=isolated.compute_us if isolated else 0.0,
             compounds=compounds_of(used),
+            tokenizer=tokenizer,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             self._schedules.drop(used)

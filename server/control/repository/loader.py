@@ -40,6 +40,7 @@ from gangway.server.control.repository.completed_config import (
     tell_target,
     tell_trials,
 )
+from gangway.server.control.repository.embedding_files import complete_embeddings
 from gangway.server.control.repository.loaded import (
     NOT_WANTED,
     FilesByTensor,
@@ -317,6 +318,7 @@ class ModelLoader:
         entry, config, manifest, spec = made.read.entry, made.config, made.manifest, made.spec
         in_bf16 = made.in_bf16
         tell_engine(config, manifest, in_bf16)
+        tokenizer = complete_embeddings(config, entry.title, entry.folder, entry.path.parent)
         ready = ModelReady(
             model_id=spec.model_id,
             name=entry.name,
@@ -332,6 +334,7 @@ class ModelLoader:
             labels=made.read.labels,
             initial_states=made.read.initial_states,
             tail=manifest.tail,
+            tokenizer=tokenizer,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")

@@ -63,7 +63,7 @@ PATHS: Final = {
     "/v2/trace/setting": "trace",
     "/v2/models/M/trace/setting": "trace",
     "/v2/logging": "logging",
-    "/v1/models": "models",
+    "/v1/models": "listed_models",
     "/v1/models/M": "first_ready",
     "/v1/models/M:predict": "predict",
     "/v1/models/M/versions/V:predict": "predict",
@@ -71,6 +71,8 @@ PATHS: Final = {
     "/v2/gangway/events": "events",
     "/v2/gangway/models/M": "model_state",
     "/v2/gangway/models/M/versions/V": "model_state",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
     "/": "page",
     "/models/M": "model_page",
 }
@@ -82,7 +84,8 @@ _OPERATIONS: Final = {
 }
 
 
-_PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/")
+OPENAI_PATHS: Final = (b"/v1/embeddings", b"/v1/rerank")  # where errors have OpenAI's shape
+_PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/", *OPENAI_PATHS)
 PREDICT: Final = ":predict"  # behind the last segment of a path of KServe's first protocol
 _BEFORE_VERSIONED: Final = (("", "v2"), ("", "v2", "gangway"))  # `models`, behind which a version may follow a name
 
@@ -190,8 +193,23 @@ def _index_request(route: Route, content: Content) -> Message:
     return pb.RepositoryIndexRequest(repository_name=route.repository, ready=ready)
 
 
+def _ready_index(*_: object) -> Message:
+    return pb.RepositoryIndexRequest(ready=True)
+
+
 def _index_parts(response: pb.RepositoryIndexResponse) -> Iterator[bytes]:
     yield from _array({name: value for name, value in to_json(model).items() if value} for model in response.models)
+
+
+def listed_model(name: str) -> dict[str, Any]:
+    """Return what OpenAI says of a model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "gangway"}
+
+
+def _listed_reply(response: pb.RepositoryIndexResponse) -> Reply:
+    """Answer clients of KServe's first protocol, and of OpenAI."""
+    names = sorted({model.name for model in response.models})
+    return json_reply({"models": names, "object": "list", "data": [listed_model(name) for name in names]})
 
 
 def _names_reply(response: pb.RepositoryIndexResponse) -> Reply:
@@ -342,7 +360,8 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "GET": Operation.in_parts("ModelStatistics", _model(pb.ModelStatisticsRequest), _statistics_parts)
     },
     "index": {"POST": Operation.in_parts("RepositoryIndex", _index_request, _index_parts)},
-    "models": {"GET": Operation("RepositoryIndex", lambda *_: pb.RepositoryIndexRequest(ready=True), _names_reply)},
+    "models": {"GET": Operation("RepositoryIndex", _ready_index, _names_reply)},
+    "listed_models": {"GET": Operation("RepositoryIndex", _ready_index, _listed_reply)},
     "load": {"POST": Operation("RepositoryModelLoad", _control(pb.RepositoryModelLoadRequest, "load"), _DONE)},
     "unload": {"POST": Operation("RepositoryModelUnload", _control(pb.RepositoryModelUnloadRequest, "unload"), _DONE)},
     "system_status": {
@@ -379,17 +398,18 @@ OWN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("openapi", "model_state"), "ModelMetadata"),
     "first_ready": "ModelReady",
 }
+TEXTS: Final = frozenset({"embeddings", "rerank"})  # inference, whose model the body names; always POST
 
 
 def verbs_of(route: Route) -> tuple[str, ...]:
     """Return the HTTP methods that a path has."""
     if route.operation in OWN:
         return ("GET",)
-    return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
+    return ("POST",) if route.operation in INFERENCES | TEXTS else tuple(OPERATIONS[route.operation])
 
 
 def method_of(route: Route, verb: str) -> str:
     """Return the method of the service that a route stands for, or, of those of OWN, is restricted with."""
     if route.operation in OWN:
         return OWN[route.operation]
-    return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
+    return "ModelInfer" if route.operation in INFERENCES | TEXTS else OPERATIONS[route.operation][verb].method

@@ -21,6 +21,7 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.options.endpoints import HttpOptions
 from gangway.server.serving.call import Begin
 from gangway.server.serving.http.call import CallResponses, HttpCall, Site
+from gangway.server.serving.http.embeddings import ApiError, TextApi, refusal_of
 from gangway.server.serving.http.generate import (
     UNSENT_BYTES,
     EventStreams,
@@ -57,10 +58,13 @@ from gangway.server.serving.http.replies import (
 from gangway.server.serving.http.routes import (
     HEALTH,
     INFERENCES,
+    OPENAI_PATHS,
     OPERATIONS,
     PAGES,
+    TEXTS,
     WATCHING,
     Route,
+    listed_model,
     method_of,
     route_of,
     verbs_of,
@@ -119,6 +123,7 @@ class HttpSite(Site):
         self._held_bytes = 0
         self._requests = HttpRequests()
         self._responses = JsonResponses()
+        self._texts = TextApi(service.begin, service.models, work)
         self.streams = EventStreams(service.unsent_bytes)
 
     # -- what a connection asks
@@ -139,16 +144,16 @@ class HttpSite(Site):
                 raise self._too_large(closes)
             memory_budget().take(call.length)  # what is received is counted again
         except HttpError as error:
-            return error.reply
+            return _told(call, error)
         except MemoryFullError as error:
-            return HttpError(503, str(error), closes=closes).reply
+            return _told(call, HttpError(503, str(error), closes=closes))
         return None
 
     def begin(self, call: HttpCall) -> None:
         """Answer a request that is complete."""
         call.arrival_ns = time.monotonic_ns()
         answering = self._answer(call)
-        if call.route.operation in OPERATIONS:
+        if call.route.operation in OPERATIONS or call.route.operation in TEXTS:
             drive_for(call, answering)
         else:
             drive(answering)
@@ -158,13 +163,13 @@ class HttpSite(Site):
         closes = b"expect" in call.headers
         self._held_bytes += size_bytes
         if call.received_bytes > self._max_body_bytes:
-            return self._too_large(closes).reply
+            return _told(call, self._too_large(closes))
         if self._held_bytes > MAX_HELD_BYTES:
-            return HttpError(503, "too many large requests at once", closes=closes).reply
+            return _told(call, HttpError(503, "too many large requests at once", closes=closes))
         try:
             memory_budget().take(size_bytes)
         except MemoryFullError as error:
-            return HttpError(503, str(error), closes=closes).reply
+            return _told(call, HttpError(503, str(error), closes=closes))
         return None
 
     def release(self, call: HttpCall) -> None:
@@ -212,9 +217,9 @@ class HttpSite(Site):
         reply: Reply | None = FAILED
         try:
             reply = await self._reply(call)
-        except RequestError as error:
-            reply = refusal(error)
-        except HttpError as error:
+        except (RequestError, HttpError) as error:
+            reply = _told(call, error)
+        except ApiError as error:
             reply = error.reply
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL")
@@ -247,7 +252,12 @@ class HttpSite(Site):
             case "predict":
                 return await self._predict_reply(call)
             case "first_ready":
-                return json_reply({"name": self._models().find(route.model, "").name, "ready": True})
+                name = self._models().find(route.model, "").name
+                return json_reply({"name": name, "ready": True, **listed_model(name)})
+            case "embeddings":
+                return await self._texts.embeddings(call)
+            case "rerank":
+                return await self._texts.rerank(call)
             case "openapi":
                 models = self._models()
                 usable = [each for each in models.served() if isinstance(models.state_of(each), ServedModel)]
@@ -408,6 +418,13 @@ class HttpSite(Site):
 def _written(response: bytes, write: Callable[[bytes], Reply], encoding: str) -> Reply:
     reply = write(response)
     return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
+
+
+def _told(call: HttpCall, error: RequestError | HttpError) -> Reply:
+    """Return the answer to a request that is refused or has failed, in the shape that its path has."""
+    if call.path.startswith(OPENAI_PATHS):
+        return refusal_of(error)
+    return refusal(error) if isinstance(error, RequestError) else error.reply
 
 
 def _all_binary(wanted: BinaryOutputs) -> bool:

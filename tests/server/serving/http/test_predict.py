@@ -104,8 +104,8 @@ def test_refusals(http: Ask, model: str, body: Any, status: int, said: str) -> N
 
 
 def test_models_and_whether_they_are_ready(http: Ask) -> None:
-    assert http("GET", "/v1/models").content == http("GET", "/v2/models").content
-    assert http("GET", "/v1/models/simple").content == {"name": "simple", "ready": True}
+    assert http("GET", "/v1/models").content.items() >= http("GET", "/v2/models").content.items()
+    assert http("GET", "/v1/models/simple").content.items() >= {"name": "simple", "ready": True}.items()
     unknown = http("GET", "/v1/models/nobody")
     assert (unknown.status, "'nobody' is not found" in unknown.content["error"]) == (404, True)
     assert http("GET", "/v1/models/simple:predict").status == 405

@@ -1,0 +1,1 @@
+"""Embeddings and scores of texts, made of requests to a model."""

@@ -1,0 +1,254 @@
+"""`/v1/embeddings` and `/v1/rerank`: the openai client and plain requests, held against onnxruntime."""
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from testing.waiting import until
+from tests.helpers.http_requests import HttpAnswer, ask_http
+from tests.helpers.python_models import config_of, parameter, write
+from tests.helpers.served import Served, serving
+from tests.helpers.text_models import MAX_TOKENS, SIZE, TextModel
+from tests.helpers.ways import Array
+
+TEXTS = ["The cat sits.", "dogs run", "a", "the dog runs 42 times, does it? " * 2, "cats"]
+EXACT = 1e-5
+COUNTS = """
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy().reshape(-1)
+            values = np.array([[len(text), text.count(b"a")] for text in texts], np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("vector", values)]))
+        return answers
+"""
+JOINS = "max_batch_size: 4 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 20000000 }"
+STEP = (
+    'platform: "ensemble" max_batch_size: 4 input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }'
+    ' output { name: "found" data_type: TYPE_FP32 dims: [ 2 ] } ensemble_scheduling { step { model_name: "counts"'
+    ' model_version: -1 input_map { key: "text" value: "words" } output_map { key: "vector" value: "found" } } } '
+)
+
+
+@dataclass(frozen=True)
+class Texts(Served):
+    """A server of models of texts, and their references."""
+
+    @cached_property
+    def openai(self) -> openai.OpenAI:
+        """A client, which sends a request once."""
+        return openai.OpenAI(base_url=f"http://{self.server.http_url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    def post(self, path: str, body: Any) -> HttpAnswer:
+        return ask_http(self.server.http_url, "POST", path, body)
+
+    def rows(self, model: str, given: Any, **more: Any) -> Array:
+        """The vectors of an answer, which keeps the order of the texts."""
+        answer = self.openai.embeddings.create(model=model, input=given, **more)
+        assert [item.index for item in answer.data] == list(range(len(answer.data)))
+        return np.array([item.embedding for item in answer.data], np.float32)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("texts")
+
+
+@pytest.fixture(scope="module")
+def encoder(repository: Path) -> TextModel:
+    return TextModel(repository, "encoder", scores=False)
+
+
+@pytest.fixture(scope="module")
+def scorer(repository: Path) -> TextModel:
+    return TextModel(repository, "scorer", scores=True)
+
+
+@pytest.fixture(scope="module")
+def first(repository: Path) -> TextModel:
+    """One of which the first token counts, whose vectors have any length, and that waits for batches of four."""
+    model = TextModel(repository, "first", scores=False, config=JOINS)
+    model.with_pooling("cls_token")
+    return model
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel) -> Iterator[Texts]:
+    embeds = parameter("gangway_embeddings", "task=embed; normalize=false")
+    write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, embeds))
+    (repository / "step").mkdir()
+    (repository / "step" / "config.pbtxt").write_text(STEP + embeds)
+    (repository / "step" / "1").mkdir()
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", kind=Texts) as served:
+        yield served
+
+
+def test_texts_become_vectors_in_both_formats(served: Texts, encoder: TextModel) -> None:
+    expected = np.array([encoder.vector(text) for text in TEXTS])
+    assert np.abs(served.rows("encoder", TEXTS) - expected).max() < EXACT
+    assert np.abs(served.rows("encoder", TEXTS, encoding_format="float") - expected).max() < EXACT
+    answer = served.post("/v1/embeddings", {"model": "encoder", "input": TEXTS[0], "encoding_format": "base64"})
+    found = np.frombuffer(base64.b64decode(answer.content["data"][0]["embedding"]), "<f4")
+    assert np.abs(found - expected[0]).max() < EXACT
+    count = len(encoder.states(TEXTS[0]))
+    assert answer.content["usage"] == {"prompt_tokens": count, "total_tokens": count}
+
+
+def test_token_ids_are_what_the_model_gets(served: Texts, encoder: TextModel) -> None:
+    rows = [[2, 40, 3], [2, 7, 8, 9, 10, 3]]
+    expected = np.array([encoder.vector(row) for row in rows])
+    assert np.abs(served.rows("encoder", rows) - expected).max() < EXACT
+    assert np.abs(served.rows("encoder", rows[1]) - expected[1]).max() < EXACT
+    many = [row * 5 for row in rows] * 400  # more than a JSON parser gets as they are
+    expected = np.array([encoder.vector(row) for row in many[:2]])
+    assert np.abs(served.rows("encoder", many)[-2:] - expected).max() < EXACT
+
+
+def test_dimensions_are_cut_and_scaled(served: Texts, encoder: TextModel) -> None:
+    found = served.rows("encoder", TEXTS[1], dimensions=3)[0]
+    cut = encoder.vector(TEXTS[1])[:3]
+    assert np.abs(found - cut / np.linalg.norm(cut)).max() < EXACT
+
+
+def test_pooling_is_that_of_the_files_beside_a_model(served: Texts, first: TextModel) -> None:
+    texts = ["a", "dogs run", "cats", "the cat"]
+    expected = np.array([first.states(text)[0] for text in texts])
+    assert np.abs(served.rows("first", texts) - expected).max() < 10 * EXACT
+    assert "pooling=cls; normalize=false" in served.parameter("first", "gangway_embeddings")
+
+
+def test_long_texts_are_cut_if_a_client_wants_it(served: Texts, encoder: TextModel) -> None:
+    text = "cat " * (2 * MAX_TOKENS)
+    expected = encoder.vector("cat " * (MAX_TOKENS - 2))
+    assert np.abs(served.rows("encoder", text, extra_body={"truncate": True}) - expected).max() < EXACT
+    cut = served.rows("encoder", [5] * (2 * MAX_TOKENS), extra_body={"truncate": True})
+    assert np.abs(cut - encoder.vector([5] * MAX_TOKENS)).max() < EXACT
+
+
+@pytest.mark.parametrize("name", ["counts", "step"])
+def test_models_and_ensembles_that_read_texts(served: Texts, name: str) -> None:
+    texts = ["a cat", "dog", "banana", "", "x"][:3] + ["aé"] * 3
+    assert served.rows(name, texts).tolist() == [[len(text.encode()), text.count("a")] for text in texts]
+
+
+def test_documents_are_ordered_by_their_scores(served: Texts, scorer: TextModel) -> None:
+    query, documents = "the cat", [*TEXTS, {"text": "runs"}]
+    texts = [each if isinstance(each, str) else each["text"] for each in documents]
+    scores = [scorer.score(query, text) for text in texts]
+    body = {"model": "scorer", "query": query, "documents": documents}
+    answer = served.post("/v1/rerank", body).content
+    order = [result["index"] for result in answer["results"]]
+    found = [result["relevance_score"] for result in answer["results"]]
+    assert sorted(order) == list(range(len(texts))) and found == sorted(found, reverse=True)
+    assert np.allclose(found, [scores[index] for index in order], atol=EXACT)
+    assert [result["document"]["text"] for result in answer["results"]] == [texts[index] for index in order]
+    few = served.post("/v1/rerank", {**body, "top_n": 2, "return_documents": False}).content
+    assert few["results"] == [{"index": order[at], "relevance_score": found[at]} for at in range(2)]
+
+
+def test_texts_of_several_clients_become_one_batch(served: Texts, first: TextModel) -> None:
+    texts = ["a", "dogs run", "cats", "the cat"]  # of several lengths, which are padded to one
+    before = served.statistics("first")
+    with ThreadPoolExecutor(4) as clients:
+        answers = list(
+            clients.map(lambda text: served.post("/v1/embeddings", {"model": "first", "input": text}), texts)
+        )
+    for answer, text in zip(answers, texts, strict=True):
+        assert np.allclose(answer.content["data"][0]["embedding"], first.states(text)[0], atol=10 * EXACT)
+    after = served.statistics("first")
+    assert after.inference_count - before.inference_count == len(texts)
+    assert after.execution_count - before.execution_count == 1
+
+
+def test_models_are_listed(served: Texts) -> None:
+    names = sorted(path.name for path in served.repository.iterdir())
+    listed = ask_http(served.server.http_url, "GET", "/v1/models").content
+    assert listed["object"] == "list" and listed["models"] == [model["id"] for model in listed["data"]] == names
+    assert [model.id for model in served.openai.models.list()] == names
+    assert served.openai.models.retrieve("encoder").id == "encoder"
+    with pytest.raises(openai.NotFoundError):
+        served.openai.models.retrieve("nobody")
+
+
+TEXT = {"model": "encoder", "input": "cat"}
+PAIR = {"model": "scorer", "query": "cat", "documents": ["dog"]}
+WRONG: dict[str, tuple[str, Any, int, str | None, str]] = {  # path, body, status, `param`, some words
+    "no JSON": ("embeddings", b"{", 400, None, "JSON"),
+    "no object": ("embeddings", [1], 400, None, "object"),
+    "no model": ("embeddings", {"input": "cat"}, 400, "model", "name"),
+    "unknown model": ("embeddings", {**TEXT, "model": "nobody"}, 404, "model", "nobody"),
+    "other task": ("embeddings", {**TEXT, "model": "scorer"}, 400, "model", "gangway_embeddings"),
+    "no input": ("embeddings", {"model": "encoder"}, 400, "input", "input"),
+    "no texts": ("embeddings", {**TEXT, "input": []}, 400, "input", "input"),
+    "empty text": ("embeddings", {**TEXT, "input": ["cat", ""]}, 400, "input", "empty"),
+    "mixed": ("embeddings", {**TEXT, "input": ["cat", 3]}, 400, "input", "token ids"),
+    "no ids": ("embeddings", {**TEXT, "input": [[]]}, 400, "input", "token ids"),
+    "negative id": ("embeddings", {**TEXT, "input": [-1]}, 400, "input", "token ids"),
+    "nested ids": ("embeddings", {**TEXT, "input": [[[1]]]}, 400, "input", "token ids"),
+    "half ids": ("embeddings", {**TEXT, "input": [1.5]}, 400, "input", "input"),
+    "too many": ("embeddings", {**TEXT, "input": ["cat"] * 2049}, 400, "input", "2048"),
+    "too long": ("embeddings", {**TEXT, "input": "cat " * MAX_TOKENS}, 400, "input", "truncate"),
+    "format": ("embeddings", {**TEXT, "encoding_format": "hex"}, 400, "encoding_format", "base64"),
+    "dimensions": ("embeddings", {**TEXT, "dimensions": SIZE + 1}, 400, "dimensions", str(SIZE)),
+    "no dimensions": ("embeddings", {**TEXT, "dimensions": 0}, 400, "dimensions", "from 1"),
+    "no flag": ("embeddings", {**TEXT, "truncate": "yes"}, 400, "truncate", "boolean"),
+    "ids of texts": ("embeddings", {"model": "counts", "input": [1]}, 400, "input", "texts"),
+    "no query": ("rerank", {**PAIR, "query": 3}, 400, "query", "query"),
+    "no documents": ("rerank", {**PAIR, "documents": []}, 400, "documents", "documents"),
+    "wrong document": ("rerank", {**PAIR, "documents": [{"body": "x"}]}, 400, "documents", "text"),
+    "top_n": ("rerank", {**PAIR, "top_n": -1}, 400, "top_n", "from 1"),
+    "rerank by an encoder": ("rerank", {**PAIR, "model": "encoder"}, 400, "model", "gangway_embeddings"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_as_openai_does(served: Texts, name: str) -> None:
+    path, body, status, param, words = WRONG[name]
+    answer = served.post(f"/v1/{path}", body)
+    assert answer.status == status, answer.body
+    error = answer.content["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param and words in error["message"]
+
+
+def test_an_unknown_id_fails_alone(served: Texts, encoder: TextModel) -> None:
+    answer = served.post("/v1/embeddings", {"model": "encoder", "input": [100_000]})
+    assert answer.status == 400 and set(answer.content["error"]) == {"message", "type", "param", "code"}
+    assert np.abs(served.rows("encoder", "cat") - encoder.vector("cat")).max() < EXACT
+
+
+def test_a_client_that_goes_is_forgotten(served: Texts) -> None:
+    body = json.dumps({"model": "encoder", "input": [f"cat {number}" for number in range(2000)]}).encode()
+    host, _, port = served.server.http_url.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        until(served.server.busy_slots)
+    served.await_rest()
+
+
+def test_answers_survive_a_killed_worker(served: Texts, encoder: TextModel) -> None:
+    with ThreadPoolExecutor(1) as client:
+        answers = client.submit(lambda: [served.rows("encoder", text)[0] for text in TEXTS * 8])
+        until(served.server.busy_slots)
+        served.kill("worker")
+        found = answers.result()
+    assert np.abs(np.array(found) - [encoder.vector(text) for text in TEXTS * 8]).max() < EXACT
+
+
+def test_a_model_comes_and_goes(served: Texts, encoder: TextModel) -> None:
+    served.client.unload_model("encoder")
+    until(lambda: served.post("/v1/embeddings", TEXT).status == 404)  # before that: 503
+    served.client.load_model("encoder")
+    assert np.abs(served.rows("encoder", "cat") - encoder.vector("cat")).max() < EXACT
