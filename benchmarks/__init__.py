@@ -8,6 +8,7 @@ A folder is a suite, and has a page of results:
   `differences`: `docs/reference/differences.md`.
 - `other_clients`, `fuzz`: `docs/reference/clients.md`; `python_models`: `docs/how-to/python-models.md`.
 
+`--json benchmarks/SUITE/results.json` enters the tables of a run there, of which `python -m docs.generate` makes pages.
 `peers` has what several suites compare with.
 """
 

@@ -1,24 +1,34 @@
-"""Draws docs/assets/serving.svg, the chart of the README: `python -m docs.chart`. The numbers are those of the page
-docs/measurements/serving.md, section "Triton at the same rates": the best of Triton's configurations for each mix.
+"""Draws docs/assets/serving.svg, the chart of the README: `python -m docs.chart`. The numbers are those of the table
+"beside Triton" of `benchmarks/serving/results.json`: the best of Triton's configurations for each mix.
 """
 
 from pathlib import Path
 
+from testing import results
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "serving" / results.NAME
 PICTURE = Path(__file__).parent / "assets" / "serving.svg"
 SERVERS = (("Triton, its best configuration", "#8c959f"), ("Gangway", "#0969da"))
-# Mix and its share of the machine's capacity -> per cent of the worst model's requests within 3 x its latency alone.
-RESULTS = {
-    "light at .35": (76.3, 95.7),
-    "medium at .45": (81.5, 97.0),
-    "heavy at .45": (97.3, 100.0),
-    "all seven at .35": (71.4, 98.4),
+NAMES = {
+    "light .35": "light at .35",
+    "medium .45": "medium at .45",
+    "heavy .45": "heavy at .45",
+    "mix .35": "all seven at .35",
 }
 LEFT, TOP, BAR_HEIGHT, GAP, WIDTH_OF_100 = 150, 62, 20, 22, 640
 
 
+def shares_in_time() -> dict[str, tuple[float, float]]:
+    """Return, by mix, per cent of the worst model's requests within 3 x its latency alone: Triton's, and ours."""
+    table = results.read(RESULTS)["beside Triton"]
+    per_cent = {mix: [float(cell.partition(" %")[0]) for cell in cells if cell] for mix, *cells in table.rows}
+    return {NAMES[mix]: (max(theirs), ours) for mix, (*theirs, ours) in per_cent.items()}
+
+
 def svg() -> str:
     """Return the picture. It has a light card behind it, so that it can be read on any background."""
-    height = TOP + len(RESULTS) * (2 * BAR_HEIGHT + GAP) + 34
+    shares_by_mix = shares_in_time()
+    height = TOP + len(shares_by_mix) * (2 * BAR_HEIGHT + GAP) + 34
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {height}" font-family="Helvetica, Arial, sans-serif"'
         ' font-size="13" role="img">',
@@ -31,7 +41,7 @@ def svg() -> str:
             f'<text x="{LEFT + 20 + 280 * number}" y="34" fill="#1f2328">{server}</text>',
         ]
     y = TOP
-    for mix, shares in RESULTS.items():
+    for mix, shares in shares_by_mix.items():
         parts.append(f'<text x="{LEFT - 12}" y="{y + BAR_HEIGHT + 4}" text-anchor="end" fill="#1f2328">{mix}</text>')
         for (_, colour), share in zip(SERVERS, shares, strict=True):
             width = share * WIDTH_OF_100 / 100

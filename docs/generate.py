@@ -1,7 +1,8 @@
-"""Write the tables that the code knows: commands, flags, fields, metrics, routes, differences.
+"""Write the tables that the code knows: commands, flags, fields, metrics, routes, differences; and those of results.
 
 `python -m docs.generate` (part of `make docs`) writes them between the marks `<!-- generated: NAME -->` and
-`<!-- end -->` of `pages()`. `tests/docs/test_reference.py` fails while a page is out of date.
+`<!-- end -->` of `pages()`; `SUITE: TITLE` names a table of `benchmarks/SUITE/results.json`.
+`tests/docs/test_reference.py` fails while a page is out of date.
 """
 
 import argparse
@@ -36,9 +37,12 @@ from gangway.server.serving.http.routes import PATHS, WATCHING, method_of, route
 from gangway.server.serving.metrics import gangway_families, triton_families
 from gangway.server.serving.metrics_reading import Reading
 from gangway.server.statistics import CacheFigures
+from testing import results
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
+MEASUREMENTS = DOCS / "measurements"
+BENCHMARKS = DOCS.parent / "benchmarks"
 BEGIN = "<!-- generated: {name} -->\n"
 END = "<!-- end -->"
 SERVE = "serve"  # has a page of its own
@@ -318,12 +322,14 @@ def with_tables(text: str) -> str:
 
 
 def _table(name: str) -> str:
-    return "\n".join(TABLES[name]()).strip("\n") + "\n"
+    suite, colon, title = name.partition(": ")
+    lines = results.read(BENCHMARKS / suite / results.NAME)[title].markdown() if colon else TABLES[name]()
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return sorted(REFERENCE.glob("*.md"))
+    return [*sorted(REFERENCE.glob("*.md")), *(page for page in MEASUREMENTS.glob("*.md") if page.stem != "exported")]
 
 
 def main() -> int:

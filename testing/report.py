@@ -1,6 +1,7 @@
 """How every benchmark reports: the machine, the command, tables, targets beside what was measured, and a JSON file."""
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gangway.base.console import Console, Table
+from testing import results
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
 ROOT = Path(__file__).parent.parent
@@ -81,9 +83,22 @@ class Report:
                 for t in self.targets
             ]
             self.table("targets", rows)
-        if json_path is not None:
+        if json_path is not None and json_path.name == results.NAME:
+            results.enter(json_path, self._results())
+        elif json_path is not None:
             json_path.write_text(json.dumps(asdict(self), indent=2) + "\n")
         return 0 if all(target.met for target in self.targets) else 1
+
+    def _results(self) -> dict[str, results.ResultTable]:
+        """Return the tables as a page shows them."""
+        made = (self.command, str(self.machine["cpu"]), datetime.date.today().isoformat(), results.commit())
+        return {
+            title: results.ResultTable(
+                *made, list(rows[0]), [[format_cell(cell) for cell in row.values()] for row in rows]
+            )
+            for title, rows in self.tables.items()
+            if rows and title != "targets"
+        }
 
 
 def start_report(title: str) -> Report:
@@ -110,7 +125,12 @@ def describe_machine() -> dict[str, Cell]:
 def option_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and targets to this file too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write tables and targets to this file too; tables enter a suite's results.json",
+    )
     return parser
 
 

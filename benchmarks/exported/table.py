@@ -94,13 +94,13 @@ def table(expected: Mapping[str, str], compared: Mapping[str, Any]) -> Iterator[
         for column, count in row.counts.items():
             total.counts[column] += count
     columns = [column for column in HEAD if total.cells().get(column, column == HEAD[0])]
-    yield f"| {' | '.join(columns)} |"
+    yield f"|{'|'.join(columns)}|"
     yield "|---|" + "---:|" * (len(columns) - 1)
     shares = {column: f"{count / total.counts['files']:.0%}" for column, count in total.counts.items()}
     cells: dict[str, Mapping[str, int | str]] = {title: row.cells() for title, row in sorted(rows.items())}
     cells |= {"all": total.cells(), "share": shares}
     for title, counts in cells.items():
-        yield f"| {title} | {' | '.join(str(counts.get(column) or '') for column in columns[1:])} |"
+        yield f"|{'|'.join([title, *(str(counts.get(column) or '') for column in columns[1:])])}|"
     if missing := [column for column in HEAD if column not in columns]:
         yield from ("", f"No file is counted as: {', '.join(missing)}.")
 

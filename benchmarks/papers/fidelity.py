@@ -348,7 +348,7 @@ def headline(results: Results) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     shown = ([cell.replace(NOT_RUN, "") for cell in row] for row in rows)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, *shown)]
+    lines = [f"|{'|'.join(cells)}|" for cells in (header, *shown)]
     lines.insert(1, "|---" * len(header) + "|")
     return "\n".join(lines) + "\n"
 

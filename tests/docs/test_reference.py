@@ -31,13 +31,6 @@ def test_the_life_of_a_model_is_drawn_of_its_table() -> None:
     assert life_drawing.PICTURE.read_text() == life_drawing.svg(), "run python -m docs.life_drawing"
 
 
-def test_the_chart_has_the_numbers_of_the_measurements() -> None:
-    page = (generate.DOCS / "measurements" / "serving.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("|")]
-    for shares in chart.RESULTS.values():
-        assert any(all(f"{share:g} %" in row.replace(".0 %", " %") for share in shares) for row in rows), shares
-
-
 def test_contributing_says_which_room_may_import_which() -> None:
     said = {}
     for line in (generate.DOCS.parent / "CONTRIBUTING.md").read_text().splitlines():
