@@ -244,19 +244,26 @@ PB_UTILS = (
     "InferenceTrace",
 )
 PLAIN_WORDS = 32  # a method is explained whose docstring has more: the name says the rest
+PLAIN_FUNCTION_WORDS = 16
 OWN_METHODS = ("of", "converted", "received")  # which Triton's classes do not have
 
 
 def pb_utils_names() -> Iterator[str]:
-    """Yield the functions and classes that a model.py may call, and what they do; short methods by name only."""
+    """Yield the functions and classes that a model.py may call, and what they do; by name only what the name says."""
+    plain_names = []
     for name in PB_UTILS:
         found = getattr(pb_utils, name)
+        said = inspect.getdoc(found) or ""
         methods = dict(_methods(found)) if inspect.isclass(found) else {}
-        plain = ", ".join(f"`{method}`" for method, said in methods.items() if len(said.split()) <= PLAIN_WORDS)
-        yield _item(f"`{name}`", f"{inspect.getdoc(found)} {plain and f'Methods: {plain}.'}")
-        for method, said in methods.items():
-            if len(said.split()) > PLAIN_WORDS:
-                yield _item(f"`{name}.{method}`", said)
+        plain = ", ".join(f"`{method}`" for method, told in methods.items() if len(told.split()) <= PLAIN_WORDS)
+        if not methods and len(said.split()) <= PLAIN_FUNCTION_WORDS:
+            plain_names.append(f"`{name}`")
+        else:
+            yield _item(f"`{name}`", f"{said} {plain and f'Methods: {plain}.'}")
+        yield from (
+            _item(f"`{name}.{method}`", told) for method, told in methods.items() if len(told.split()) > PLAIN_WORDS
+        )
+    yield _item("as in Triton", ", ".join(plain_names))
 
 
 def _methods(found: type) -> Iterator[tuple[str, str]]:
@@ -294,7 +301,7 @@ def differences_of_engines() -> Iterator[str]:
         for row in DIFFERENCES:
             if row.area == area:
                 shown_by = f" `{row.shown_by}`" if row.shown_by else ""
-                yield f"- **{_cell(row.what)}.** {_cell(row.others)} Gangway: {_cell(row.gangway)}.{shown_by}"
+                yield f"- **{_cell(row.what)}.** {_cell(row.others)} *{_cell(row.gangway)}*{shown_by}"
 
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
