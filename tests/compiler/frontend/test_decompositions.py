@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import helper
 
-# Transposed convolutions against onnxruntime.
+pytestmark = pytest.mark.long
 
 node = helper.make_node
 

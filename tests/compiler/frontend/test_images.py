@@ -14,6 +14,8 @@ from gangway.compiler.frontend.images import has_several_images, split_images
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.frontend.simplify import fold
 
+pytestmark = pytest.mark.long
+
 node = helper.make_node
 RANDOM = np.random.default_rng(5)
 

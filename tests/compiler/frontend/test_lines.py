@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+pytestmark = pytest.mark.long
+
 node = helper.make_node
 RANDOM = np.random.default_rng(5)
 

@@ -13,6 +13,8 @@ from gangway.artifact.format import Engine
 from gangway.compiler.pipeline import CompileResult
 from tests.helpers.onnx_models import save_model
 
+pytestmark = pytest.mark.long
+
 Array = Any
 Check = Callable[..., list[str]]
 RANDOM = np.random.default_rng(5)

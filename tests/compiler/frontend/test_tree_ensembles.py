@@ -14,6 +14,8 @@ from tests.compiler.frontend.test_other_domains import Check, learned
 from tests.compiler.frontend.test_other_domains import same as same  # noqa: PLC0414 - a fixture
 from tests.helpers.onnx_models import save_model
 
+pytestmark = pytest.mark.long
+
 Array = Any
 COLUMNS = 5
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]

@@ -11,6 +11,8 @@ from gangway.compiler.kernels.specs import RELU, Array, ConvSpec
 from gangway.compiler.kernels.templates import registry
 from tests.helpers.kernel_runs import build, for_rows
 
+pytestmark = pytest.mark.long
+
 WHOLE = {"kernel": (3, 3), "pads": (1, 1, 1, 1), "input_halo": 1}
 SPECS = {
     "tiles that overlap, surplus channels, residual": ConvSpec(

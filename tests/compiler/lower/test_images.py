@@ -11,6 +11,8 @@ from onnx import helper
 from tests.helpers.onnx_models import save_model
 from tests.helpers.targets import ENDS
 
+pytestmark = pytest.mark.long
+
 node = helper.make_node
 DEEP: dict[str, list[int | str]] = {"x": ["N", 20, 13, 18]}
 

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests.helpers.sampled import sampled
+pytestmark = pytest.mark.long
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 node = helper.make_node
@@ -63,7 +63,7 @@ def lengths_of(numbers: str, most: int) -> tuple[list[Any], dict[str, Array]]:
     return nodes, {"none": np.array(0, np.float32), "all": np.array(most, np.float32)}
 
 
-@pytest.mark.parametrize("target", sampled(["baseline", None], [None]))
+@pytest.mark.parametrize("target", ["baseline", None])
 def test_attributes_of_lstm(check: Callable[..., list[str]], network: Any, target: str | None) -> None:
     layers = Layers("LSTM", 5, 20)
     layers.add(direction="reverse", biased=False)
@@ -126,9 +126,7 @@ def test_steps_of_large_matrices_are_layers(
     assert found.count(operator) == 6 * layers_a_step
 
 
-@pytest.mark.parametrize(
-    ("steps", "given"), [(1, {5: "h"}), (2, {5: "h"}), pytest.param(2, {}, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("steps", "given"), [(1, {5: "h"}), (2, {5: "h"}), (2, {})])
 def test_reverse_and_last_states_of_large_matrices(
     check: Callable[..., list[str]], network: Any, steps: int, given: dict[int, str]
 ) -> None:

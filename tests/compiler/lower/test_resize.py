@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.helpers.onnx_models import save_model
-from tests.helpers.sampled import sampled
 from tests.helpers.targets import ENDS
+
+pytestmark = pytest.mark.long
 
 node = helper.make_node
 COORDINATES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
@@ -81,10 +82,9 @@ def test_smoothed(check: Any, network: Any) -> None:
 
 TYPES = ("uint8", "int8", "int32", "float32")
 WAYS = (*COORDINATES, "tf_crop_and_resize")
-FEW = [(WAYS[number % len(WAYS)], dtype) for number, dtype in enumerate(TYPES * 3)]
 
 
-@pytest.mark.parametrize(("coordinates", "dtype"), sampled(itertools.product(WAYS, TYPES), FEW))
+@pytest.mark.parametrize(("coordinates", "dtype"), itertools.product(WAYS, TYPES))
 def test_of_every_type(coordinates: str, dtype: str, compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
     """Behind a convolution, so that kernels compute the rest. onnxruntime has no cubic one of integers."""
     modes = ["nearest", "linear", *(["cubic"] if dtype == "float32" else [])]

@@ -14,6 +14,8 @@ from gangway.artifact.format import Engine
 from gangway.executor.onnxruntime_program import failure_of
 from tests.helpers.onnx_models import make_model
 
+pytestmark = pytest.mark.long
+
 node = helper.make_node
 
 Array = np.ndarray[Any, Any]

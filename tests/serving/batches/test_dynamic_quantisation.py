@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 import tritonclient.grpc as triton
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -13,6 +14,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from gangway.compiler.place.int8 import NO_INTEGERS
 from gangway.compiler.target import detect, extended, machine_features
 from testing.live_server import live_server
+
+pytestmark = pytest.mark.long
 
 GRAPH = """<ir_version: 8, opset_import: ["": 17]>
     test (float[n, 96] x) => (float[n, 40] y) {h = MatMul(x, v) r = Relu(h) p = MatMul(r, w) y = Add(p, b)}"""

@@ -11,6 +11,8 @@ from tritonclient.utils import InferenceServerException
 from tests.helpers.python_models import ADD, config_of, write
 from tests.helpers.served import Served, inputs_of, serving
 
+pytestmark = pytest.mark.long
+
 DAY_US = 86_400_000_000
 LONGEST_US = (1 << 64) - 1
 TIMES_US = (DAY_US, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, LONGEST_US)
@@ -36,7 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_time_harms_nobody(served: Served, kind: str, first: int) -> None:
     """Of TIMES_US every other one."""

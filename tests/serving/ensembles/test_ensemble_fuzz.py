@@ -33,6 +33,8 @@ from tests.helpers.raw_stream import RawStream
 from tests.helpers.served import Served, serving
 from tests.helpers.stopped_workers import stopped_workers
 
+pytestmark = pytest.mark.long
+
 Array = npt.NDArray[np.int32]
 ZOO = ("simple", "simple_identity", "simple_string")
 BATCH = 8

@@ -29,6 +29,8 @@ from tests.helpers.own_time import within
 from tests.helpers.python_models import write
 from tests.helpers.whole_server import all_pids, small_repository
 
+pytestmark = pytest.mark.long
+
 CONNECTIONS = 400
 LOOKS = 2
 PERIOD_S = 0.3  # the server looks more often
@@ -60,7 +62,7 @@ def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFacto
     return small_repository(tmp_path_factory.mktemp("models"), compiled_zoo, "simple")
 
 
-@pytest.fixture(scope="module", params=[256, pytest.param(1024, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[256, 1024])
 def server(request: pytest.FixtureRequest, compiled_zoo: CompiledZoo, repository: Path) -> Iterator[LiveServer]:
     with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"], prefix=few_files(request.param)) as running:
         yield running

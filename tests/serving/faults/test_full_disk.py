@@ -15,6 +15,8 @@ from testing.waiting import until
 from tests.conftest import CompiledZoo
 from tests.helpers.whole_server import small_repository
 
+pytestmark = pytest.mark.long
+
 DISK = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m none "$0" && exec "$@"')
 VALUES = np.ones((1, 16), np.int32)
 REQUEST = infer_request("simple", "", dict.fromkeys(("INPUT0", "INPUT1"), ("INT32", VALUES))).SerializeToString()

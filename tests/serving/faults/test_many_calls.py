@@ -24,6 +24,8 @@ from testing.load import raw_channel
 from testing.processes import command_of, threads_of
 from tests.helpers.http_requests import ask_http
 
+pytestmark = pytest.mark.long
+
 CALLS = 1000
 TIMEOUT_S = 60
 THREADS_AT_MOST = 4
@@ -191,7 +193,6 @@ def test_methods_that_wait_over_grpc(scene: Scene) -> None:
             assert name == "RepositoryModelLoad" or calls.codes(name) == {grpc.StatusCode.OK: each}, name
 
 
-@pytest.mark.long
 def test_methods_that_wait_over_http(scene: Scene) -> None:
     each = CALLS // 5
     requests: list[tuple[str, str, Any]] = [

@@ -21,6 +21,8 @@ from tests.conftest import CompileKept
 from tests.helpers import onnx_text
 from tests.helpers.served import Served, serving
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 60
 # The branches fit other lengths of x: no graph with both of them is valid for any length.
 BRANCHES = """(float[1, L] x, int64 rate) => (float[1, 2] y)

@@ -16,6 +16,8 @@ from testing.live_server import LiveServer, live_server
 from testing.waiting import until
 from tests.helpers.rounded_products import DEPTH, save_rounded
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 60
 MODELS = {"plain": (False, ["N"]), "fixed": (True, ["N"]), "declared": (True, ["N", "T"]), "later": (True, ["N", "T"])}
 

@@ -23,6 +23,8 @@ from tests.helpers.client_segments import Segments
 from tests.helpers.served import Array, Served, serving
 from tests.helpers.ways import WAYS, RefusedError
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 60
 INPUTS, OUTPUTS = INLINE_PLACES + 9, INLINE_PLACES + 4
 NAMES = [f"c{number}" for number in range(INPUTS)]
@@ -254,7 +256,6 @@ def test_what_a_model_does_not_have_is_named(served: Served, name: str, way: str
         served.over(way, name, **feeds_of(INPUTS + 8))
 
 
-@pytest.mark.long
 def test_the_perf_client(served: Served) -> None:
     command = [*GANGWAY, "perf", served.server.url, "--mix=native=1,python=1", "--rate=20", "--seconds=1", "--warmup=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -22,6 +22,8 @@ from tests.conftest import CompileKept
 from tests.helpers.served import Served, serving
 from tests.helpers.ways import by_grpc, parameters_of, request_of
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 30
 WEIGHTS = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 GRAPHS = {

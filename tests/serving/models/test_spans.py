@@ -15,6 +15,8 @@ from testing.decoders import SMALL, decoder_feeds, encoder_feeds, save_decoder, 
 from tests.helpers import onnx_text
 from tests.helpers.served import Served, serving
 
+pytestmark = pytest.mark.long
+
 FIRST = 2 * SPAN_SIZES + 1  # of a span
 LAST = SMALL.positions - 1  # beyond, there are no positions
 
@@ -55,7 +57,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checked]:
         yield served
 
 
-@pytest.mark.parametrize("name", ["decoder", pytest.param("encoder", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
 def test_a_new_length_costs_no_compilation(served: Checked, name: str) -> None:
     make, symbol = (decoder_feeds, "past") if name == "decoder" else (encoder_feeds, "length")
     for length in range(FIRST, FIRST + SPAN_AFTER):
@@ -76,7 +78,6 @@ def test_a_decoder_begins_without_past(served: Checked) -> None:
         served.check("decoder", decoder_feeds(0, rows))
 
 
-@pytest.mark.long
 def test_lengths_are_compiled_before_requests_have_them(tmp_path: Path) -> None:
     models = {"encoder": save_encoder, "filter": save_filter}
     with saved(tmp_path, models, f"--compile-ahead={SPAN_SIZES}") as ahead:

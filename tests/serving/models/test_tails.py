@@ -36,6 +36,8 @@ from tests.helpers.tail_networks import (
 )
 from tests.helpers.ways import WAYS, request_of
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
 BEGUN_NS = 100_000_000  # of CPU: a request computes

@@ -16,9 +16,10 @@ from testing.live_server import LiveServer, live_server
 from testing.processes import children_of, descendants_of
 from testing.waiting import until
 from tests.helpers.python_models import ADD, HEAD, TEXTS, config_of, executes, four, write
-from tests.helpers.sampled import sampled
 from tests.helpers.served import TIMEOUT_S, Served, serving
 from tests.helpers.whole_server import alive
+
+pytestmark = pytest.mark.long
 
 AGAIN_S = 3  # an instance starts within a second; others use the machine, too
 
@@ -154,7 +155,7 @@ def test_models_can_end_what_they_have_started(served: Served, folder: Path) -> 
     assert served.executed("starter", code) == f"-{signal.SIGTERM:d}"
 
 
-@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGKILL], [signal.SIGKILL]))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_server(repository: Path, folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     with live_server(repository, [f"--cache-dir={tmp_path}"]) as server:
         with triton.InferenceServerClient(server.url) as client:
@@ -166,7 +167,6 @@ def test_nothing_outlives_the_server(repository: Path, folder: Path, tmp_path: P
         until(lambda: not alive(started))
 
 
-@pytest.mark.long
 def test_processes_that_are_not_of_models_stay(repository: Path, folder: Path, tmp_path: Path) -> None:
     """Whoever starts the server by `exec` may have started others before, and these leave others to the server."""
     gate, late = tmp_path / "gate", tmp_path / "late"

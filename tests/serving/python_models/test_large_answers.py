@@ -18,8 +18,9 @@ from testing.live_server import live_server
 from testing.waiting import until
 from tests.helpers.own_time import OwnTime
 from tests.helpers.python_models import HEAD, config_of, four, parameter, write
-from tests.helpers.sampled import sampled
 from tests.helpers.served import TIMEOUT_S, Array, Served, inputs_of, serving
+
+pytestmark = pytest.mark.long
 
 MOST_BYTES = 256 << 20
 LARGE_MIB = 1500
@@ -180,7 +181,6 @@ def test_over_http(served: Served) -> None:
     assert f"has {LARGE_MIB * MIB} bytes, {MOST_BYTES} are possible" in answer.json()["error"]
 
 
-@pytest.mark.long
 def test_texts_parameters_and_messages(served: Served) -> None:
     with nobody_pays(served):
         with pytest.raises(InferenceServerException, match=rf"RESOURCE_EXHAUSTED.* bytes, {MOST_BYTES} are possible"):
@@ -200,7 +200,7 @@ def test_what_another_model_asks_for(served: Served) -> None:
             served.infer("giver", x=ask())
 
 
-@pytest.mark.parametrize("is_checked", sampled([True, False], [True]))
+@pytest.mark.parametrize("is_checked", [True, False])
 def test_responses_that_are_sent(served: Served, is_checked: bool) -> None:
     """A stream ends with the error in place of the response; the model is told, and cannot go on."""
     size_mib = LARGE_MIB if is_checked else COPIED_MIB
@@ -232,13 +232,11 @@ def test_an_instance_that_does_not_check(served: Served) -> None:
     assert served.instances("large") == [instance]
 
 
-@pytest.mark.long
 def test_the_largest_answers_come(served: Served) -> None:
     for name in ("large", "whole"):
         assert len(served.infer(name, x=ask(0, 200))["y"]) == (200 * MIB if name == "large" else 1)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(memory_budget().limit.size_bytes < RAISED_BYTES / MESSAGE_SHARE, reason="needs 10 GiB of memory")
 def test_a_flag_lets_answers_be_as_large_as_messages(tmp_path: Path) -> None:
     head = f"import sys, threading\n{HEAD}{ANSWER}"

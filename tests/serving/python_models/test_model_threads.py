@@ -17,6 +17,8 @@ from tests.helpers.python_models import ADD, config_of, four, write
 from tests.helpers.scraped_metrics import Scraped
 from tests.helpers.served import TIMEOUT_S, Served, inputs_of, serving
 
+pytestmark = pytest.mark.long
+
 TOKEN_S = 0.01  # of computing
 LOWEST_NICE = 19
 # A thread makes tokens of what `execute` puts into its queue: as many as x[0] says.

@@ -7,6 +7,8 @@ import pytest
 from tests.helpers.python_models import HEAD, TEXTS, config_of, executes, write
 from tests.helpers.served import Served, serving
 
+pytestmark = pytest.mark.long
+
 NAMES = '"square": square, "multiprocessing": multiprocessing, "futures": futures, "self": self'
 # Processes are started as what `spawn` and `forkserver` import: model.py, which imports what Triton gives it.
 MODEL = f"""import concurrent.futures as futures

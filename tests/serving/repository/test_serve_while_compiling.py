@@ -31,6 +31,8 @@ from tests.conftest import CompileKept
 from tests.helpers import ensemble_configs
 from tests.helpers.adder_models import Controlled, adder, fill_cache, write
 
+pytestmark = pytest.mark.long
+
 OFF = 'parameters { key: "serve_while_compiling" value: { string_value: "false" } }'
 WRONG = OFF.replace("false", "perhaps")
 STATES = "max_batch_size: 4 sequence_batching { }"
@@ -162,7 +164,6 @@ def test_nobody_notices_that_kernels_take_over(kitchen: Kitchen, tmp_path: Path)
         assert not kitchen.unfinished()
 
 
-@pytest.mark.long
 def test_whatever_ends_a_model_ends_its_compilation(kitchen: Kitchen, tmp_path: Path) -> None:
     repository = tmp_path / "models"
     write(repository, "one", 1)
@@ -190,7 +191,6 @@ def test_whatever_ends_a_model_ends_its_compilation(kitchen: Kitchen, tmp_path: 
         assert is_native(server, "slow")
 
 
-@pytest.mark.long
 def test_sizes_that_dims_name_are_compiled_later(kitchen: Kitchen, tmp_path: Path) -> None:
     repository = tmp_path / "models"
     folder = write(repository, "text", 1, config=FIXED)
@@ -211,7 +211,6 @@ def test_sizes_that_dims_name_are_compiled_later(kitchen: Kitchen, tmp_path: Pat
         assert "until it is compiled" not in server.server.log.read_text()
 
 
-@pytest.mark.long
 def test_sequences_and_wrong_settings(kitchen: Kitchen, tmp_path: Path) -> None:
     repository = tmp_path / "models"
     write(repository, "states", 1, config=STATES)

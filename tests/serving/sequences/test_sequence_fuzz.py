@@ -27,6 +27,8 @@ from tests.helpers.raw_stream import RawStream
 from tests.helpers.sequence_models import MODULES, TIMEOUT_S, config_of, number, oldest, run_stream, run_unary, total_of
 from tests.helpers.served import Served, serving
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = settings(max_examples=40, deadline=None)
 SIDE_BY_SIDE = settings(max_examples=12, deadline=None)
 HOSTILE = settings(max_examples=100, deadline=None)
