@@ -7,6 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
+PROCESSES ?= 3
 ROOMS := artifact base clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks deploy docs testing tests setup.py
 
@@ -69,15 +70,16 @@ serve: install compiled
 	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
-# Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
-# looks at what all processes share. For that only the files are imported that have such tests.
+# Three files of tests at a time, each of which waits for its servers a part of its time, in the order of tests/conftest.py.
+# Then what must be alone: it measures the machine, or looks at what all processes share. For that only the files are
+# imported that have such tests.
 test: $(VENV)/.installed-test $(VENV)/.compiled tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "not alone and not long and not image and not ray" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "alone and not long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # What takes longer: tutorials, routers, remote repositories, narrower vectors than this machine has, many deaths.
 test-long: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "long and not alone" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "long and not alone" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m "alone and long" $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.

@@ -26,7 +26,7 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 37), seed: int = 0) -> Any:
     return random.integers(max(-9, np.iinfo(dtype).min), 10, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", sampled(["float16", "float32", "float64"], ["float32"]))
 def test_float_functions(same: Run, dtype: str) -> None:
     names = "Neg Abs Sign Floor Ceil Round Sqrt Exp Log Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh"
     names += " Acosh Atanh Erf Sigmoid Relu LeakyRelu Softplus Elu Mish Gelu Selu Softsign"
@@ -63,7 +63,7 @@ def test_division_that_processors_trap_on_does_no_harm(same: Run) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    sampled(["bool", *FLOATS, "int8", "int64", "uint8", "uint32"], ["bool", "float16", "float32", "int64", "uint8"]),
+    sampled(["bool", *FLOATS, "int8", "int64", "uint8", "uint32"], ["bool", "float16", "int64"]),
 )
 def test_casts(same: Run, source: str) -> None:
     x = numbers(source)
@@ -166,7 +166,7 @@ def test_a_number_and_itself_or_zero(same: Run, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-@pytest.mark.parametrize("count", [6, 7, 11, 50])
+@pytest.mark.parametrize("count", sampled([6, 7, 11, 50], [7, 50]))
 def test_many_operands(same: Run, count: int, dtype: Any) -> None:
     """Forests add up as many trees as they have; no island computes that."""
     random = np.random.default_rng(count)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.helpers.sampled import sampled
+
 node = helper.make_node
 Run = Callable[..., list[str]]
 AXES = {"last": [-1], "first": [0], "inner": [1, 2], "outer": [0, 2], "all": [0, 1, 2, 3], "odd": [0, 3]}
@@ -30,7 +32,7 @@ def test_every_combination_of_axes(same: Run) -> None:
     same(nodes, {"x": numbers(3, 4, 5, 37)}, constants)
 
 
-@pytest.mark.parametrize("axes", ["last", "first"])
+@pytest.mark.parametrize("axes", sampled(["last", "first"], ["last"]))
 def test_every_operator(same: Run, axes: str) -> None:
     nodes = [node(f"Reduce{name}", ["x", "axes"], [name], keepdims=n % 2) for n, name in enumerate(NAMES)]
     nodes += [node(f"Arg{name}", ["y"], [f"arg{name}"], axis=AXES[axes][0], keepdims=0) for name in ("Max", "Min")]
@@ -40,7 +42,9 @@ def test_every_operator(same: Run, axes: str) -> None:
     same(nodes, feeds, {"axes": np.array(AXES[axes], np.int64)}, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype", sampled(["float16", "float64", "int32", "int64", "uint8", "bool"], ["float16", "int64", "uint8"])
+)
 def test_other_types(same: Run, dtype: str) -> None:
     names = ["Max", "Min"] + (["Sum", "Prod", "Mean", "L1"] if dtype not in ("uint8", "bool") else [])
     nodes = [node(f"Reduce{name}", ["x", "axes"], [name]) for name in names]

@@ -18,7 +18,7 @@ from testing.live_server import LiveServer, live_server
 from testing.waiting import until
 from tests.conftest import CompiledZoo
 
-pytestmark = pytest.mark.alone  # latencies are measured and compared
+pytestmark = [pytest.mark.long, pytest.mark.alone]  # latencies are measured and compared
 
 QOS = 'parameters { key: "qos_ms" value { string_value: "3x" } }'
 REJECT = 'parameters { key: "late" value { string_value: "reject" } }'
