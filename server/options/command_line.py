@@ -18,7 +18,14 @@ from gangway.base.python_process import start_of
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOptions
-from gangway.server.options.server import GeneralOptions, LogFlags, ModelOptions, RepositoryOptions, TraceFlags
+from gangway.server.options.server import (
+    AccessLogOptions,
+    GeneralOptions,
+    LogFlags,
+    ModelOptions,
+    RepositoryOptions,
+    TraceFlags,
+)
 from gangway.server.options.values import boolean, integer
 from gangway.server.process_options import as_stdin
 from gangway.server.tracing.settings import TraceConfig
@@ -153,6 +160,7 @@ class ServeOptions:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     traces: TraceConfig = field(default_factory=TraceConfig)
     logs: LogSettings = field(default_factory=LogSettings)
+    access_log: AccessLogOptions = field(default_factory=AccessLogOptions)
     compatibility: CompatibilityOptions = field(default_factory=CompatibilityOptions)
 
     @property
@@ -217,6 +225,7 @@ GROUPS: Mapping[str, type] = {
     "metrics": MetricsOptions,
     "traces": TraceFlags,
     "log": LogFlags,
+    "access log": AccessLogOptions,
     ACCEPTED_TITLE: CompatibilityOptions,
 }
 
@@ -252,6 +261,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
             read_flags(MetricsOptions, arguments),
             read_flags(TraceFlags, arguments).config,
             read_flags(LogFlags, arguments).settings,
+            read_flags(AccessLogOptions, arguments),
             read_flags(CompatibilityOptions, arguments),
         )
         check_front_ends(options)

@@ -420,6 +420,20 @@ def _log_file(path: str) -> str:
     return str(Path(path).absolute())
 
 
+STANDARD_OUTPUT = "-"  # in place of a file
+
+
+@dataclass(frozen=True)
+class AccessLogOptions:
+    """Where a line for each request goes, and of which requests. `file` empty: nowhere; STANDARD_OUTPUT: there."""
+
+    file: str = flag("--access-log", "", read=lambda path: path if path == STANDARD_OUTPUT else _log_file(path),
+        metavar="FILE", help="write a line for each request there, in the form of --log-format; -: standard output"
+        " (none)")  # fmt: skip
+    sample: int = flag("--access-log-sample", 1, type=integer(1), metavar="N",
+        help="of N requests of a front end write one (%(default)s)")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class LogFlags:
     """Flags of the log: the fields of LogSettings, which is a message, too."""

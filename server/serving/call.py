@@ -7,6 +7,7 @@ from typing import TypeAlias
 from gangway.python_backend.cancellations import Flag
 from gangway.server.errors import RequestError
 from gangway.server.requests.contents import Raws
+from gangway.server.serving.access_log import Access
 from gangway.server.tracing.record import GRPC
 
 
@@ -14,13 +15,15 @@ class Call(ABC):
     """One call, which is answered once. All of it happens on the loop's thread.
 
     `front_end`: as traces name what it has come by. `takes_many`: it takes any number of responses. `model`: which one
-    executes it, "" until it begins. `flag`: tells Python models when it is over, if any compute for it.
+    executes it, "" until it begins. `flag`: tells Python models when it is over, if any compute for it. `access`: what
+    becomes its line of the access log, if it gets one.
     """
 
     front_end: str = GRPC
     takes_many: bool = False
     model: str = ""
     flag: Flag | None = None
+    access: Access | None = None
     _callbacks: tuple[Callable[[], None], ...] | None = ()  # None: it is over
 
     @abstractmethod

@@ -40,6 +40,7 @@ from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
+from gangway.server.serving.access_log import AccessLog
 from gangway.server.serving.grpc.front_end import GrpcFrontEnd
 from gangway.server.serving.grpc.streams import PERIOD_S, StreamLimits, Streams
 from gangway.server.serving.inference.forwarded_headers import ForwardedHeaders
@@ -140,7 +141,8 @@ class FrontEnd:
         self.repository = RepositoryMethods(loop, around.say or (lambda message: False), slots.aside)
         self.changes = SharedChanges(loop, self._apply, around.say)
         self._regions = RegionMethods(regions, self.changes.make)
-        self._logs = LogMethods(options.logs, around.log, self.changes.make, Turns(loop))
+        self.access_log = AccessLog(options.access_log, options.logs.format) if options.access_log.file else None
+        self._logs = LogMethods(options.logs, around.log, self.changes.make, Turns(loop), self.access_log)
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make, Turns(loop))
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         self._methods = Methods(methods, loop, slots.aside, self._deferred.do)
@@ -153,6 +155,7 @@ class FrontEnd:
             options.grpc,
             plane.admission,
             lambda: self.descriptors.is_short,
+            self.access_log,
         )
         self.descriptors = DescriptorWatch(self.server.end_silent, around.end)
         self._options = options
@@ -173,6 +176,7 @@ class FrontEnd:
                 self._options.http,
                 self.ports,
                 self.streams.limits.unsent_bytes,
+                self.access_log,
             )
             self._http = HttpFrontEnd(service, self._serving, self._watch, lambda: self.descriptors.is_short)
         return self._http
@@ -441,6 +445,8 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     orders = Orders(supervisor, serving, front_end, listeners, log)
     serving.call(serving.loop.add_reader, supervisor.fileno(), orders.hear)
     serving.serve()
+    if front_end.access_log is not None:
+        front_end.access_log.close()
     return 0
 
 

@@ -22,6 +22,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server import messages
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
 from gangway.server.models.served import Models
+from gangway.server.serving.access_log import AccessLog
 from gangway.server.serving.pending import Driven, Offload, Pending
 from gangway.server.serving.tracing import Tracer
 from gangway.server.serving.turns import Slices, Turns
@@ -176,8 +177,10 @@ class LogMethods:
         log: ProcessLog | None,
         make: Callable[[messages.LogSettings], Driven[None]],
         turns: Turns,
+        access_log: AccessLog | None = None,
     ) -> None:
         self._log = log
+        self._access_log = access_log
         self._make = make
         self._settings = settings
         self._turns = turns
@@ -200,6 +203,8 @@ class LogMethods:
         self._settings = settings
         if self._log is not None:
             self._log.set(settings.levels)
+        if self._access_log is not None:
+            self._access_log.format = settings.format
 
 
 def _log_change(name: str, value: _SettingValue) -> tuple[str, Any]:

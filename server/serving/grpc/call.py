@@ -20,6 +20,7 @@ from gangway.server.access import Restriction
 from gangway.server.errors import RequestError
 from gangway.server.options.endpoints import Compression
 from gangway.server.requests.admission import AdmissionController
+from gangway.server.serving.access_log import Access, AccessLog
 from gangway.server.serving.call import Call
 from gangway.server.serving.grpc.http2 import Http2Connection
 from gangway.server.serving.grpc.messages import (
@@ -41,6 +42,7 @@ from gangway.server.serving.grpc.messages import (
 )
 from gangway.server.serving.limits import StalledCalls
 from gangway.server.serving.loop import ServingLoop
+from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +55,11 @@ _BEGIN: Final[Sequence[Header]] = ((b":status", b"200"), (b"content-type", b"app
 _ANSWER: Final[Sequence[Header]] = (*_BEGIN, (b"grpc-accept-encoding", ENCODINGS))
 _OK: Final = status_headers(StatusCode.OK, "")
 _NO_COMPRESSION: Final = Compression.NONE
+
+
+def method_name(path: str) -> str:
+    """Return the method of a path, "/SERVICE/METHOD", which may be any text."""
+    return path.rpartition("/")[2]
 
 
 def refusal_headers(error: RequestError) -> list[Header]:
@@ -139,6 +146,7 @@ class Sharing:
     unread: StalledCalls  # whose answer has not been taken
     message_bytes: int
     compression: Compression
+    access_log: AccessLog | None = None
     count: int = 0
 
 
@@ -217,6 +225,8 @@ class GrpcCall(Call):
         self._is_collected = method.arriving is None  # the message, before anything is made of it
         if shared.compression is not _NO_COMPRESSION:
             self._encoding = encoding_for(shared.compression, head.accepted)
+        if shared.access_log is not None and method.take is not None:
+            self.access = self.begin_access()
         shared.count += 1
         shared.arriving.enter(self)
         if head.timeout_s is not None:
@@ -236,6 +246,11 @@ class GrpcCall(Call):
     def cancel(self) -> None:
         """End the call without an answer."""
         self._connection.reset(self._stream)
+
+    def begin_access(self) -> Access | None:
+        """Return what becomes the line of a request that has come by this call; None: it gets none."""
+        log = self._shared.access_log
+        return None if log is None else log.begin(GRPC, self._connection.peer, method_name(self._method.path))
 
     # -- for a method that streams
 
@@ -274,6 +289,8 @@ class GrpcCall(Call):
         if self._is_over or self._is_answered:
             return
         self._is_answered = True
+        if self.access is not None:
+            self.access.end("OK" if error is None else error.code.name)
         self._leave(error is None)
         status = _OK if error is None else status_headers(error.code, error.message)
         if self._is_started:
@@ -315,6 +332,8 @@ class GrpcCall(Call):
         shared.count -= 1
         if not self._is_answered:
             self._leave(False)
+            if self.access is not None:
+                self.access.end("CANCELLED")
         if self._timer is not None:
             self._timer.cancel()
         if self._is_unread:
@@ -395,6 +414,8 @@ class GrpcCall(Call):
             arriving = self._method.arriving(reader.begin(), reader.due_bytes)
             if arriving is not None:
                 reader.place(arriving, arriving.known_bytes)
+                if self.access is not None:
+                    self.access.bytes_in = reader.due_bytes
             elif reader.kept_bytes < HEAD_BYTES:
                 return False
         self._is_collected = True
@@ -416,6 +437,8 @@ class GrpcCall(Call):
                 self._messages.take(message)
                 return
             self._wait()
+            if self.access is not None:
+                self.access.bytes_in = self.access.bytes_in or len(message)
             if method.admission is not None:
                 method.admission.enter()
                 self._entered = True
@@ -462,6 +485,9 @@ class GrpcCall(Call):
             self.finish(too_large("Sent", size, limit))
             return
         self._is_answered = True
+        if self.access is not None:
+            self.access.bytes_out = size
+            self.access.end("OK")
         self._leave(True)
         if self._encoding != IDENTITY and size > AT_ONCE_BYTES:
             self._aside(self._send_whole, compressed, result, self._encoding)

@@ -22,6 +22,7 @@ from gangway.server.descriptors import max_connections
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.requests.admission import AdmissionController
+from gangway.server.serving.access_log import AccessLog
 from gangway.server.serving.call import Begin
 from gangway.server.serving.grpc.call import (
     EXPIRED,
@@ -31,6 +32,7 @@ from gangway.server.serving.grpc.call import (
     GrpcMethod,
     MessageArrivals,
     Sharing,
+    method_name,
     refusal_headers,
 )
 from gangway.server.serving.grpc.http2 import INTERNAL_ERROR, WINDOW_BYTES, Connections, Http2Connection, StreamUser
@@ -43,6 +45,7 @@ from gangway.server.serving.pending import pause
 from gangway.server.serving.protocol import MAX_WATCHERS, PERIOD_S, AnyMethod, Health, Methods, RequestT
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.turns import Slices, drive_for
+from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +97,7 @@ class GrpcFrontEnd:
         options: GrpcOptions,
         admission: AdmissionController | None = None,
         is_short: Callable[[], bool] = lambda: False,
+        access_log: AccessLog | None = None,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
@@ -113,6 +117,7 @@ class GrpcFrontEnd:
             StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, GRACE_S),
             options.max_message_bytes,
             options.compression,
+            access_log,
         )
         self._heads: dict[Headers, CallHead] = {}
         self._methods = methods
@@ -191,7 +196,7 @@ class GrpcFrontEnd:
         if head.is_http:
             connection.refuse(stream, [(b":status", b"415")])
             return None
-        method = self._by_path.get(head.path)
+        method, access_log = self._by_path.get(head.path), self._shared.access_log
         try:
             if head.refusal is not None:
                 raise head.refusal
@@ -200,6 +205,8 @@ class GrpcFrontEnd:
             self._admit(method, connection, head)
         except RequestError as error:
             connection.refuse(stream, refusal_headers(error))
+            if access_log is not None and (access := access_log.begin(GRPC, connection.peer, method_name(head.path))):
+                access.end(error.code.name)
             return None
         call = GrpcCall(self._shared, connection, stream, head, method)
         try:

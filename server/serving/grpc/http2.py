@@ -184,6 +184,11 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._taken: dict[int, int] = {}  # bytes by stream that the client is to be told of
         self._watching: set[StreamUser] = set()
 
+    @property
+    def peer(self) -> Any:
+        """The client's address, as a socket has it."""
+        return self._transport.get_extra_info("peername")
+
     # -- the transport's side
 
     def arrive(self, own: socket.socket) -> bool:

@@ -160,6 +160,9 @@ class Stream:
             request, problem = StreamedRequest(b"", b"", [], None, len(message)), str(error)
         work = _Pending(request, arrival_ns, self._order.ticket(self._lines_of(request)))
         work.call = StreamedCall(self._call, partial(self._answered, work), partial(self._responded, work))
+        work.call.access = access = self._call.begin_access()
+        if access is not None:
+            access.bytes_in = len(message)
         self._calls.add(work.call)
         self.held_bytes += request.size_bytes
         begins = self._sequences.enter(work)
@@ -199,6 +202,8 @@ class Stream:
         self._give_up_s = 0.0
         self.unsent_bytes = self.held_bytes = 0
         for call in calls:
+            if call.access is not None:
+                call.access.end("CANCELLED")  # unless it has been answered
             call.end()
 
     def cancel(self) -> None:
@@ -245,6 +250,9 @@ class Stream:
         answer = self._answer_of(work, call, result, is_last=True)
         self.held_bytes += answer.size_bytes - work.request.size_bytes
         self.unsent_bytes += answer.size_bytes
+        if call.access is not None:
+            call.access.bytes_out += answer.size_bytes
+            call.access.end("OK" if answer.error is None else answer.error.code.name)
         self._ready.extend(self._order.put(work.ticket, answer))
         following = self._sequences.leave(work)
         self._send()
@@ -275,6 +283,8 @@ class Stream:
             answer = self._answer_of(work, call, response, is_last=False)
             self.held_bytes += answer.size_bytes
             self.unsent_bytes += answer.size_bytes
+            if call.access is not None:
+                call.access.bytes_out += answer.size_bytes
             self._ready.append(answer)
             if not self._sends_late:
                 self._sends_late = True

@@ -22,6 +22,7 @@ import numpy as np
 
 from gangway.server.access import HTTP2_PREFACE
 from gangway.server.descriptors import borrowed_socket
+from gangway.server.serving.access_log import CLIENT_CLOSED
 from gangway.server.serving.http.call import Answering, HttpCall, Site
 from gangway.server.serving.http.lingering import Lingering
 from gangway.server.serving.http.replies import Reply
@@ -131,6 +132,9 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         self._current, self._coming, self._behind = None, None, []
         for call in calls:
             call.is_answered = True
+            if call.access is not None:
+                call.access.bytes_in = call.received_bytes
+                call.access.end(CLIENT_CLOSED)
             self._site.release(call)
             call.end()
 
@@ -335,6 +339,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         if call.is_answered:
             return
         closes = reply.closes or not call.keeps_alive or call.is_streaming
+        if call.access is not None and not call.is_streaming:
+            call.access.status, call.access.bytes_out = reply.status, reply.size_bytes
         if not (call.is_streaming or self._is_over()):
             self._write(reply, closes, has_body=call.method != "HEAD")
         self._end(call, closes)
@@ -342,6 +348,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
         """Begin an answer of pieces; return where they go. `closes`: the connection ends with it."""
         call.is_streaming = True
+        if call.access is not None:
+            call.access.status = status
         call.keeps_alive = call.keeps_alive and call.is_modern and not closes
         coding = b"transfer-encoding: chunked\r\n" if call.is_modern else b""
         ending = b"" if call.keeps_alive else b"connection: close\r\n"
@@ -354,6 +362,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         """Send pieces; an empty one ends the call, and the connection unless it is kept."""
         if call.is_answered:
             return
+        if call.access is not None:
+            call.access.bytes_out += sum(map(len, pieces))
         if not self._is_over():
             chunks = (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
             self.transport.write(b"".join(chunks if call.is_modern else pieces))
@@ -416,6 +426,9 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
     def _end(self, call: HttpCall, closes: bool) -> None:
         """The request whose turn it was has been answered."""
         call.is_answered = True
+        if call.access is not None:
+            call.access.bytes_in = call.received_bytes
+            call.access.end(call.access.status)
         call.drop()
         self._body = None
         self._site.release(call)
@@ -494,6 +507,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             return
         if self._current is None or self._current is self._coming:
             coming = self._coming
+            if coming is not None and coming.access is not None:
+                coming.access.end(status)
             if coming is None or not coming.is_answered:
                 self._write(self._site.refusal(status, message), closes=True)
             if lingers:

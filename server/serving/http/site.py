@@ -19,6 +19,7 @@ from gangway.server.access import CATEGORY_OF_METHOD, Ports, Restrictions
 from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.options.endpoints import HttpOptions
+from gangway.server.serving.access_log import AccessLog
 from gangway.server.serving.call import Begin
 from gangway.server.serving.http.call import CallResponses, HttpCall, Site
 from gangway.server.serving.http.embeddings import ApiError, TextApi, refusal_of
@@ -75,6 +76,7 @@ from gangway.server.serving.pending import Offload, drive
 from gangway.server.serving.protocol import Methods
 from gangway.server.serving.turns import Slices, drive_for
 from gangway.server.system import own_version
+from gangway.server.tracing.record import HTTP
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class HttpService:
     options: HttpOptions
     ports: Ports
     unsent_bytes: int = UNSENT_BYTES
+    access_log: AccessLog | None = None
 
 
 class HttpSite(Site):
@@ -120,6 +123,7 @@ class HttpSite(Site):
         self._ports = service.ports
         self._work = work
         self._watchers = watchers
+        self._access_log = service.access_log
         self._held_bytes = 0
         self._requests = HttpRequests()
         self._responses = JsonResponses()
@@ -135,8 +139,13 @@ class HttpSite(Site):
         all. One that asks first (Expect) may never send it, so the begin of its next request is unknown.
         """
         closes = b"expect" in call.headers
+        if self._access_log is not None:
+            peer = call.connection.transport.get_extra_info("peername")
+            call.access = self._access_log.begin(HTTP, peer, call.method, call.path)
         try:
             call.route = route = self._route(call)
+            if call.access is not None:
+                call.access.model, call.access.version = route.model, route.version
             self._admit(route, call)
             if route.operation not in HEALTH and self.limit.is_reserved(call.connection):
                 raise HttpError(503, "too many connections", closes=True)

@@ -175,6 +175,8 @@ class Inference:
         try:
             plan = await self._take(header, bool(raws), isinstance(call, InnerCall))
         except Exception as error:
+            if call.access is not None and not call.access.model:
+                call.access.model = _named_model(header)
             call.answer(_told(error))
             return
         request = ClientRequest(self._resources, plan, request_id, call, arrival_ns, self.begin)
@@ -197,6 +199,8 @@ class Inference:
 
     def _finish(self, request: ClientRequest, result: bytes) -> None:
         """Answer a request. Counting it and the like come after the answer."""
+        if request.call.access is not None:
+            request.note(request.call.access)
         deferred = self._resources.slots.deferred
         deferred.add(request.end, at_once=bool(request.regions))  # which the client may unmap
         request.call.answer(result)
@@ -205,6 +209,8 @@ class Inference:
 
     def _fail(self, request: ClientRequest, error: Exception) -> None:
         told = _told(error)
+        if request.call.access is not None:
+            request.note(request.call.access)
         request.fail(told)
         request.close()
         request.call.answer(told)
@@ -267,6 +273,14 @@ def _told(error: Exception) -> RequestError:
         return error
     _log.error("a request failed by a fault of the server; its client is told INTERNAL", exc_info=error, extra=OFTEN)
     return fault()
+
+
+def _named_model(header: bytes) -> str:
+    """Return the model that a request names; empty if it cannot be read."""
+    try:
+        return pb.ModelInferRequest.FromString(header).model_name
+    except DecodeError:
+        return ""
 
 
 def parts_of(message: bytes) -> tuple[bytes, bytes, Raws]:

@@ -26,6 +26,7 @@ from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.python_codec import Envelope, PythonAnswer, PythonCodec, PythonResponse, parameters_text
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
+from gangway.server.serving.access_log import Access
 from gangway.server.serving.call import Begin, Call
 from gangway.server.serving.inference.ensemble_counts import EndedStep, count_inner, outcome_of, times_of
 from gangway.server.serving.inference.ensembles import EnsembleRun
@@ -418,7 +419,16 @@ class ClientRequest(ModelRun):
         for member in self.plan.members:
             member.uses.end()
 
-    # -- what statistics and traces ask
+    # -- what statistics, traces and the access log ask
+
+    def note(self, access: Access) -> None:
+        """Say what is known of the request, which is to be answered next."""
+        access.model, access.version, access.request_id = self.model.name, str(self.model.version), self.request_id
+        outcome = self.outcome
+        if outcome is None and self._rest is not None and self.submission is not None:
+            outcome = self._kept_outcome or self.submission.outcome()
+        if outcome is not None:
+            access.queue_us, access.compute_us = outcome.queue_us, outcome.compute_us
 
     @property
     def _is_traced(self) -> bool:
