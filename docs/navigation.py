@@ -18,6 +18,8 @@ FIRST = {
         "install",
         "container",
         "systemd",
+        "from-pytorch",
+        "from-scikit-learn",
         "settings",
         "latency-target",
         "batches",
