@@ -30,6 +30,7 @@ from testing.decoders import (
 )
 from tests.conftest import CompileKept
 from tests.executor.conftest import two_workers
+from tests.helpers.sampled import sampled
 
 FIRST, LAST = 13, 18
 MODEL_ID = 3
@@ -130,9 +131,7 @@ MODELS: dict[str, tuple[Any, Any, str, dict[str, int]]] = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=["decoder", "encoder", "recurrent", pytest.param("translator", marks=pytest.mark.long)]
-)
+@pytest.fixture(scope="module", params=sampled(MODELS, ["decoder"]))
 def loaded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_kept: CompileKept
 ) -> Iterator[Loaded]:

@@ -40,7 +40,7 @@ def constants(channels: int = 48, window: int = 3) -> dict[str, Any]:
 PROJECT = node("Conv", ["f", "p"], ["c"])
 
 
-@pytest.mark.parametrize(("window", "stride"), sampled([(3, 1), (3, 2), (5, 2)], [(3, 1), (5, 2)]))
+@pytest.mark.parametrize(("window", "stride"), sampled([(3, 1), (3, 2), (5, 2)], [(3, 1)]))
 def test_an_inverted_residual_block(check: Any, network: Any, window: int, stride: int) -> None:
     nodes = [*block(window=window, strides=[stride, stride]), PROJECT]
     shortcut = [node("Add", ["c", "x"], ["y"])] if stride == 1 else [node("Relu", ["c"], ["y"])]
