@@ -29,15 +29,7 @@ class OnRay:
     @property
     def urls(self) -> list[str]:
         """Address of each server for gRPC."""
-        return self._addresses("grpc")
-
-    @property
-    def http_urls(self) -> list[str]:
-        """Address of each server for HTTP."""
-        return self._addresses("http")
-
-    def _addresses(self, port: str) -> list[str]:
-        return [f"{found['host']}:{found[port]}" for found in map(SERVER.fullmatch, self.flags) if found]
+        return [f"{found['host']}:{found['grpc']}" for found in map(SERVER.fullmatch, self.flags) if found]
 
     def servers(self) -> list[int]:
         """Return the process ids of the servers, which live as children of Ray's workers."""

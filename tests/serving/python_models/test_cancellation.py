@@ -310,7 +310,6 @@ def stream_expires(served: Served, model: str, feeds: dict[str, Any], begun: Cal
 
 
 UNARY, STREAMS = (resets, closes, expires, hangs_up), (ends_its_stream, stream_expires)
-DECOUPLED_MODELS = ("decoupled", "decoupled_coroutine", "decoupled_chain")
 CASES = [
     *[("plain", way) for way in (*UNARY, *STREAMS, hangs_up_by_http_1_0)],
     *[(model, way) for model in ("sender", "coroutine") for way in (resets, hangs_up)],

@@ -1,6 +1,5 @@
 """ModelStreamInfer against a front end whose scheduler does what the test says."""
 
-import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from gangway.executor.messages import Submit
@@ -96,16 +94,6 @@ def image_request(identity: str) -> pb.ModelInferRequest:
     return request
 
 
-def test_an_answer(stream: RawStream) -> None:
-    stream.send(simple_request("the-id-é", rows=3))
-    response = stream.receive()
-    assert response.error_message == ""
-    answer = response.infer_response
-    assert (answer.id, answer.model_name, list(answer.outputs[0].shape)) == ("the-id-é", "simple", [3, 16])
-    assert answer.raw_output_contents[1] == bytes(3 * 64)
-    assert answer.parameters["triton_final_response"].bool_param
-
-
 def test_answers_come_as_they_are_done(server: Any, stream: RawStream) -> None:
     server.scheduler.holding = True
     for rows in (1, 2, 3):
@@ -149,27 +137,6 @@ def test_answers_of_a_model_that_preserves_ordering_come_in_order(
     server.front_end.handle(ModelRemoved("ordered", 1))
 
 
-def test_an_error_is_of_one_request(server: Any, stream: RawStream) -> None:
-    stream.send(simple_request("wrong", model="nobody"))
-    response = stream.receive()
-    assert response.error_message == "Request for unknown model: 'nobody' is not found"
-    assert response.infer_response.id == "wrong"
-    stream.send(b"\x3a\x05abc")
-    assert stream.receive().error_message == "field 7 has 5 bytes, but only 3 follow"
-    stream.send(simple_request("right"))
-    assert stream.receive().infer_response.id == "right"
-
-
-def test_compressed_messages(server: Any, simple_inputs: Callable[..., Any]) -> None:
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    server.client.start_stream(lambda result, error: answers.put(error or result), compression_algorithm="gzip")
-    for _ in range(3):
-        server.client.async_stream_infer("simple", simple_inputs(8))
-    for _ in range(3):
-        assert answers.get(timeout=WAIT_S).as_numpy("OUTPUT0").shape == (8, 16)
-    server.client.stop_stream()
-
-
 def test_the_first_error_ends_a_stream_that_wants_a_status(server: Any) -> None:
     with RawStream(server.url, metadata=[("triton_grpc_error", "true")]) as stream:
         stream.send(simple_request("right"))
@@ -179,17 +146,6 @@ def test_the_first_error_ends_a_stream_that_wants_a_status(server: Any) -> None:
             stream.receive()
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert caught.value.details() == "Request for unknown model: 'nobody' is not found"
-
-
-def test_the_end_of_the_requests_ends_the_stream_after_the_last_answer(server: Any, stream: RawStream) -> None:
-    server.scheduler.holding = True
-    for rows in (1, 2):
-        stream.send(simple_request(str(rows), rows))
-    stream.half_close()
-    for submitted in held_by_rows(server, 2).values():
-        server.scheduler.answer(submitted)
-    assert {response.infer_response.id for response in stream.call} == {"1", "2"}
-    assert stream.call.code() == grpc.StatusCode.OK
 
 
 def test_cancelling_a_stream_cancels_its_requests(server: Any, stream: RawStream) -> None:
@@ -403,31 +359,3 @@ def test_responses_that_come_together_keep_their_order(serving: ServingLoop) -> 
                 assert answer.raw_output_contents[0] == str(number).encode()
                 assert len(answer.raw_output_contents[1]) == sizes[number]
     front_end.stop(1)
-
-
-def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:
-    answers: list[tuple[Any, Any]] = []
-    done = threading.Semaphore(0)
-
-    def keep(result: Any, error: Any) -> None:
-        answers.append((result, error))
-        done.release()
-
-    server.client.start_stream(keep)
-    for number in range(20):
-        server.client.async_stream_infer(
-            "simple", simple_inputs(1 + number % 8), request_id=str(number), enable_empty_final_response=number % 2 == 0
-        )
-    server.client.async_stream_infer("nobody", simple_inputs())
-    for _ in range(21):
-        assert done.acquire(timeout=WAIT_S)
-    server.client.stop_stream()
-    errors = [error for _, error in answers if error is not None]
-    assert [error.message() for error in errors] == ["Request for unknown model: 'nobody' is not found"]
-    results = {result.get_response().id: result for result, error in answers if error is None}
-    assert results.keys() == {str(number) for number in range(20)}
-    for number, result in results.items():
-        rows = 1 + int(number) % 8
-        expected = np.arange(16 * rows, dtype=np.int32).reshape(rows, 16) + 1
-        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), expected)
-    await_true(lambda: server.front_end.streams.idle)

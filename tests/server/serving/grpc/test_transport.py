@@ -1,6 +1,5 @@
 """The gRPC transport of a front end: who is admitted, compression, limits, and clients that stall."""
 
-import gzip
 import socket
 import statistics
 import struct
@@ -36,7 +35,6 @@ from testing.raw_connection import RawConnection
 
 Inputs = Callable[..., list[triton.InferInput]]
 HEALTH = "/grpc.health.v1.Health/"
-SECRET = {"triton-grpc-protocol-infer-key": "s3cret"}
 MAX_BYTES = 1 << 20
 HALF_SENT = 600  # calls of one client
 MESSAGE = b"\0\0\0\0\0"
@@ -96,56 +94,12 @@ def test_every_method_is_restricted(restricted: Any, name: str) -> None:
             assert "restricted" not in error.details()  # an empty message, or a method that is not served
 
 
-def test_a_client_with_the_key_is_served(restricted: Any, simple_inputs: Inputs) -> None:
-    result = restricted.client.infer("simple", simple_inputs(), headers=SECRET)
-    assert result.as_numpy("OUTPUT0").shape == (1, 16)
-    with pytest.raises(InferenceServerException, match="expecting header 'triton-grpc-protocol-infer-key'"):
-        restricted.client.infer("simple", simple_inputs())
-    assert restricted.client.is_server_live(headers={"triton-grpc-protocol-other-key": "0ther"})
-
-
 # --- compression
 
 
 @pytest.fixture(scope="module")
 def compressing(start_front_end: Any) -> Any:
     return start_front_end(GrpcOptions(compression=Compression.HIGH, max_message_bytes=MAX_BYTES))
-
-
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate", None])
-def test_compressed_requests_and_answers(compressing: Any, simple_inputs: Inputs, algorithm: str | None) -> None:
-    result = compressing.client.infer("simple", simple_inputs(8), compression_algorithm=algorithm)
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.arange(128, dtype=np.int32).reshape(8, 16) + 1)
-
-
-@pytest.mark.parametrize(
-    ("accepted", "chosen", "inflate"),
-    [("identity,deflate,gzip", "deflate", zlib.decompress), ("identity,gzip", "gzip", gzip.decompress)],
-)
-def test_answers_are_compressed_as_the_client_accepts(
-    compressing: Any, accepted: str, chosen: str, inflate: Callable[[bytes], bytes]
-) -> None:
-    headers, body = call(compressing.url, infer_message(), {"grpc-accept-encoding": accepted})
-    assert headers["grpc-encoding"] == chosen
-    assert body[0] == 1
-    response = pb.ModelInferResponse.FromString(inflate(body[5:]))
-    assert response.raw_output_contents[0] == (2 * np.arange(16, dtype=np.int32)).tobytes()
-
-
-def test_answers_stay_as_they_are_for_who_accepts_nothing(compressing: Any) -> None:
-    headers, body = call(compressing.url, infer_message(), {})
-    assert headers["grpc-status"] == "0"
-    assert body[0] == 0
-    assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
-
-
-def test_the_limit_holds_after_decompression(compressing: Any) -> None:
-    for compress, encoding in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):
-        metadata = {"grpc-encoding": encoding}
-        headers, body = call(compressing.url, compress(infer_message()), metadata, compressed=True)
-        assert (headers["grpc-status"], len(body) > 0) == ("0", True)
-        headers, _ = call(compressing.url, compress(bytes(MAX_BYTES + 1)), metadata, compressed=True)
-        assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
 def test_a_bomb_costs_no_more_than_a_message(compressing: Any) -> None:
@@ -157,15 +111,6 @@ def test_a_bomb_costs_no_more_than_a_message(compressing: Any) -> None:
     headers, _ = call(compressing.url, bomb, {"grpc-encoding": "deflate"}, compressed=True)
     assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
     assert memory_bytes("VmHWM") - before_bytes < 32 << 20
-
-
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_damaged_ones_end_the_call(compressing: Any, method: str) -> None:
-    with RawConnection(compressing.url) as connection:
-        stream = connection.begin(method, {"grpc-encoding": "gzip"})
-        connection.send_message(stream, framed(b"\x1f\x8b\x08 and nothing of gzip", compressed=True))
-        headers, body = connection.answer(stream)
-    assert (headers["grpc-status"], body) == (str(grpc.StatusCode.INTERNAL.value[0]), b"")
 
 
 def memory_bytes(field: str) -> int:
@@ -185,11 +130,6 @@ def call(
 
 
 # --- limits
-
-
-def test_messages_beyond_the_limit(compressing: Any) -> None:
-    headers, _ = call(compressing.url, infer_message() + bytes([0x7A]) + b"\x80\x80\x40" + bytes(MAX_BYTES), {})
-    assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
 def test_too_much_metadata(server: Any, simple_inputs: Inputs) -> None:
@@ -295,15 +235,6 @@ def test_who_does_not_acknowledge_settings_is_sent_away(
             pass
 
 
-def test_a_call_without_a_message(server: Any) -> None:
-    with RawConnection(server.url) as connection:
-        stream = connection.begin("ModelInfer")
-        connection.send(stream, b"", end=True)
-        headers, _ = connection.answer(stream)
-    assert headers["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
-    assert "requires exactly one request message" in headers["grpc-message"]
-
-
 # --- clients that stall
 
 
@@ -346,20 +277,6 @@ def test_stalled_clients_do_not_hurt_the_others(
     request.getfixturevalue("answers_unread")
     assert latency_ms(server, simple_inputs()) < 2 * alone_ms + 50  # who is held up waits for seconds
     assert server.client.is_server_ready()
-
-
-def test_a_half_sent_message_can_be_completed(server: Any) -> None:
-    message = framed(infer_message())
-    with RawConnection(server.url) as connection:
-        stream = connection.begin("ModelInfer")
-        connection.send(stream, message[:20])
-        other = connection.begin("ServerLive")
-        connection.send(other, framed(b""), end=True)
-        assert connection.answer(other)[0]["grpc-status"] == "0"
-        connection.send(stream, message[20:], end=True)
-        headers, body = connection.answer(stream)
-    assert headers["grpc-status"] == "0"
-    assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
 
 
 def test_an_early_answer_is_not_followed_by_a_reset_at_once(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,26 +149,6 @@ def test_any_headers(unharmed: Any, headers: dict[str, str]) -> None:
     assert not reply or int(reply.split()[1]) in STATUSES | {100}
 
 
-def test_pipelined_requests_are_answered_in_order(unharmed: Any) -> None:
-    with connected(unharmed.http_url) as connection:
-        request = HEAD % len(GOOD) + b"\r\n" + GOOD
-        connection.sendall((LIVE + request) * 20 + b"GET /v2/nothing HTTP/1.1\r\nconnection: close\r\n\r\n")
-        reply = everything(connection)
-    statuses = [int(part.split()[0]) for part in reply.split(b"HTTP/1.1 ")[1:]]
-    assert statuses == [200] * 40 + [404]
-    assert reply.count(b'"data":[2,2') == 20
-
-
-def test_chunked_bodies(unharmed: Any) -> None:
-    chunks = b"".join(
-        b"%x;x=y\r\n%b\r\n" % (len(GOOD[at : at + 7]), GOOD[at : at + 7]) for at in range(0, len(GOOD), 7)
-    )
-    with connected(unharmed.http_url) as connection:
-        head = b"POST /v2/models/simple/infer HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
-        connection.sendall(head + chunks + b"0\r\ntrailer: x\r\n\r\n")
-        assert one_reply(connection)[0] == 200
-
-
 def test_a_request_has_so_many_headers(unharmed: Any) -> None:
     for count, expected in ((connections.MAX_HEADERS - 2, 200), (connections.MAX_HEADERS, 431)):
         with connected(unharmed.http_url) as connection:
@@ -207,13 +187,6 @@ def test_floods_of_headers_are_cut_off(unharmed: Any, flood: bytes) -> None:
         except (ConnectionResetError, BrokenPipeError):
             reply = b""
     assert not reply or int(reply.split()[1]) in {400, 431}
-
-
-def test_a_body_that_is_announced_too_large(unharmed: Any) -> None:
-    with connected(unharmed.http_url) as connection:
-        connection.sendall(HEAD % (1 << 40) + b"expect: 100-continue\r\n\r\n")
-        status, body = one_reply(connection)
-    assert (status, b"the body has more than" in body) == (413, True)
 
 
 def test_idle_connections_cost_little(unharmed: Any, live_http: Ask) -> None:
@@ -350,16 +323,6 @@ def test_blanks_around_a_value_are_no_part_of_it(unharmed: Any, header: str) -> 
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_who_has_closed_the_sending_side_gets_the_answers(unharmed: Any, version: bytes) -> None:
-    with connected(unharmed.http_url) as connection:
-        request = HEAD.replace(b"1.1", version) % len(GOOD) + b"\r\n" + GOOD
-        connection.sendall(request * (2 if version == b"1.1" else 1))
-        connection.shutdown(socket.SHUT_WR)
-        statuses = [int(part.split()[0]) for part in everything(connection).split(b"HTTP/1.1 ")[1:]]
-    assert statuses == [200] * (2 if version == b"1.1" else 1)
-
-
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_who_has_closed_the_sending_side_may_wait_for_long(
     server: Any, monkeypatch: pytest.MonkeyPatch, version: bytes
 ) -> None:
@@ -402,19 +365,6 @@ def test_inference_needs_no_thread(start_front_end: Callable[[GrpcOptions], Any]
         for _ in running:
             server.scheduler.answer(server.scheduler.held.get(timeout=10))
         assert [one_reply(connection)[0] for connection in running] == [200] * len(running)
-
-
-def test_an_offer_of_another_protocol_is_ignored(unharmed: Any) -> None:
-    """Java's HTTP client makes it with every first request, `curl --http2` as well."""
-    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
-    message = HEAD % len(GOOD) + offer + GOOD
-    with connected(unharmed.http_url) as connection:
-        for cut in (len(message), 100, len(message) - 1):
-            connection.sendall(message[:cut])
-            connection.sendall(message[cut:])
-            assert one_reply(connection)[0] == 200
-        connection.sendall(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n" + LIVE)
-        assert one_reply(connection)[0] in (400, 404, 405)
 
 
 def json_bomb(http: Ask, _url: str) -> None:
