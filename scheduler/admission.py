@@ -64,12 +64,11 @@ def crowded_out(
     """
     late, best_effort = [], []
     for query in waiting:
-        model = models.get(query.model_id)
-        if query.started or model is None:
+        if query.started or query.model_id not in models:
             continue
         if query.deadline_us is None:
             best_effort.append(query)
-        elif certain_to_be_late(query, model, now_us, core_count):
+        elif certain_to_be_late(query, query.profile(models), now_us, core_count):
             late.append(query)
     late.sort(key=lambda query: -query.priority)
     best_effort.sort(key=lambda query: (-query.priority, -query.arrival_us))
@@ -122,9 +121,10 @@ def _newest(groups: Iterable[WaitingGroup], most: int) -> list[int]:
 
 
 def _known(group: WaitingGroup, models: Mapping[int, ModelProfile]) -> ModelProfile | None:
-    model = models.get(group.model_id)
-    is_known = model is not None and (model.measured or model.isolated_us > 0) and not model.varies
-    return model if is_known else None
+    if group.model_id not in models:
+        return None
+    model = models[group.model_id].at(group.precision)
+    return model if (model.measured or model.isolated_us > 0) and not model.varies else None
 
 
 class Admission:
@@ -137,7 +137,7 @@ class Admission:
         self._workers = state.workers
         self._models = state.models
         self._config = state.policy.config
-        self._trusted_us: dict[int, float] = {}  # by model: since when its estimate refuses, or when it was probed
+        self._trusted_us: dict[int, float] = {}  # by artifact: since when its estimate refuses, or when it was probed
 
     @property
     def next_us(self) -> float | None:
@@ -208,13 +208,14 @@ class Admission:
 
     def _is_probe(self, request: Request, now_us: float) -> bool:
         """Whether to serve a request that only an estimate says is late."""
-        deadline_us, model_id = request.query.deadline_us, request.query.model_id
+        deadline_us = request.query.deadline_us
         if request.running or deadline_us is None or now_us > deadline_us:
             return False
-        since_us = max(self._trusted_us.setdefault(model_id, now_us), self._models.ran_us(model_id))
+        artifact_id = self._models.artifact_id(request.query)
+        since_us = max(self._trusted_us.setdefault(artifact_id, now_us), self._models.ran_us(artifact_id))
         if now_us - since_us < PROBE_US:
             return False
-        self._trusted_us[model_id] = now_us
+        self._trusted_us[artifact_id] = now_us
         return True
 
     def _certain_from_us(self, request: Request) -> float | None:
@@ -229,13 +230,14 @@ class Admission:
     def _piece_certain_from_us(self, request: Query, unit: Unit, piece: Piece) -> float:
         """As if it were alone, but with what its gang has done."""
         assert request.deadline_us is not None
-        profile = self._models.profiles.get(unit.query.model_id)
+        gang = self._gangs.of_query(unit.query.query_id)
+        artifact_id = self._models.artifact_id(unit.query) if gang is None else gang.artifact_id
+        profile = self._models.tables.get(artifact_id)
         if profile is None:  # it is being loaded again, or unloaded
             return request.deadline_us
         query = replace(request, rows=piece.rows, next_layer=unit.query.next_layer)
-        gang = self._gangs.of_query(unit.query.query_id)
         layer = gang.shared.position()[1] if gang is not None and gang.outstanding else None
         at_us = certain_from_us(query, profile, self._workers.in_service, layer)
         assert at_us is not None
-        share = self._models.least_share(unit.query.model_id, self._workers.in_service)
+        share = self._models.least_share(artifact_id, self._workers.in_service)
         return request.deadline_us - share * (request.deadline_us - at_us)

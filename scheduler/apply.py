@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gangway.artifact.precision import FP32
+from gangway.artifact.precision import BF16, FP32
 from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import LeaseLeft, LeftReason
@@ -62,15 +62,16 @@ class Execution:
         unit = self._requests.waiting.get(start.query_id)
         if unit is None:
             return
-        in_fp32 = start.precision == FP32 and unit.query.fp32_id >= 0  # else another unit of its batch has chosen
-        model_id = unit.query.fp32_id if in_fp32 else unit.query.model_id
-        if not self._is_sound(start, unit, model_id):
+        query, gang = unit.query, self.gangs.of_query(start.query_id)
+        artifact_id = gang.artifact_id if gang is not None else self._models.artifact_id(query, start.precision)
+        if not self._is_sound(start, unit, artifact_id):
             return
-        gang = self.gangs.of_query(start.query_id) if unit.query.started else self._form(unit, model_id)
         if gang is None:
-            return
-        if unit.query.fp32_id >= 0:
-            self._requests.choose(unit, model_id)
+            gang = self._form(unit, artifact_id)
+            if gang is None:
+                return
+            if query.precision != FP32:
+                self._requests.choose(unit, FP32 if artifact_id == query.model_id else BF16)
         if not self._requests.start(unit):
             self._close(gang)
             self.changed = True
@@ -83,7 +84,7 @@ class Execution:
         self._accounts.begins(gang, start, requests)
         self._requests.count(requests)
         members = () if gang.generation else self._requests.members(unit)  # a lease has them from its first block on
-        self.gangs.send(gang, start, self._spec(unit), members, now_us)
+        self.gangs.send(gang, start, self._spec(artifact_id), members, now_us)
 
     def stop(self, stop: Stop) -> None:
         """Take a running unit off its cores."""
@@ -143,7 +144,7 @@ class Execution:
         """Give a unit that is under way without a decision to a gang."""
         self._policy.arrived(unit.query)
         self._models.limits.started(unit.query.model_id)
-        spec = self._spec(unit)
+        spec = self._spec(in_flight.model_id)
         block = Start(unit.query.query_id, spec.layers, in_flight.cores, start.versions)
         gang = self.gangs.take_over(unit, block, in_flight, arena_offset, spec, now_us)
         for rank in in_flight.inside:
@@ -216,7 +217,7 @@ class Execution:
     def _ended(self, gang: Gang, now_us: float) -> None:
         """See to the unit of a gang that all ranks have left: it is done, paused, failed, or must run again."""
         unit = gang.unit
-        profile = self._models.profiles.get(unit.query.model_id)
+        profile = self._models.tables.get(gang.artifact_id)
         requests = self._requests.of(unit)
         wanted_by = () if all(request.dropped for request in requests) else requests
         lost, invalid = gang.lost, INVALID in gang.reasons
@@ -231,13 +232,13 @@ class Execution:
         self.changed |= not self.gangs.free
         self._close(gang)
         if lost or (invalid and len(unit.pieces) > 1):
-            self._run_again(unit, requests, gang.crashed)
+            self._run_again(gang, requests)
         elif invalid:
-            self._fail(unit)
+            self._fail(gang)
         else:
             self._leave(unit, requests)
             if kind == END and not unit.query.next_layer:
-                self._models.ran(unit.query.model_id, (turned_ns - gang.joined_ns) / 1e3, turned_ns / 1e3)
+                self._models.ran(gang.artifact_id, (turned_ns - gang.joined_ns) / 1e3, turned_ns / 1e3)
             if kind == END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
 
@@ -252,11 +253,12 @@ class Execution:
             else:
                 self._requests.answered(request)
 
-    def _run_again(self, unit: Unit, requests: Sequence[Request], crashed: bool) -> None:
-        """Let each request of a unit whose gang was lost go on for itself, in case that one of them was the reason."""
+    def _run_again(self, gang: Gang, requests: Sequence[Request]) -> None:
+        """Let each request of a gang that was lost go on for itself, in case that one of them was the reason."""
+        unit = gang.unit
         for piece, request in zip(unit.pieces, requests, strict=True):
             request.units.remove(unit)
-            request.crashes += crashed
+            request.crashes += gang.crashed
             if request.dropped:
                 if not request.units:
                     self._finish(request)
@@ -264,14 +266,14 @@ class Execution:
                 at_fault = request.crashes >= MAX_CRASHES
                 self.drop(request, SlotStatus.CRASHED if at_fault else SlotStatus.UNAVAILABLE)
         self.changed = True
-        if crashed:
-            self._on_crash(unit.query.model_id)
+        if gang.crashed:
+            self._on_crash(gang.artifact_id)
 
-    def _fail(self, unit: Unit) -> None:
-        """Fail the only request of a unit that a worker could not run."""
-        (request,) = self._requests.of(unit)
-        request.units.remove(unit)
-        _log.error("%s: a request failed in a worker process; its client is told INTERNAL", self._spec(unit).name)
+    def _fail(self, gang: Gang) -> None:
+        """Fail the only request of a gang that a worker could not run."""
+        (request,) = self._requests.of(gang.unit)
+        request.units.remove(gang.unit)
+        _log.error("%s: a request failed in a worker process; its client is told INTERNAL", gang.model)
         self.drop(request, SlotStatus.INTERNAL)
 
     def _finish(self, request: Request) -> None:
@@ -286,17 +288,14 @@ class Execution:
 
     # -- what a gang needs
 
-    def _form(self, unit: Unit, model_id: int) -> Gang | None:
-        """Return a gang with lease and arena for a unit; None if it has to wait for one, or can never have one.
-
-        `model_id`: in the precision that it is to have.
-        """
-        model = self._models.get(model_id)
+    def _form(self, unit: Unit, artifact_id: int) -> Gang | None:
+        """Return a gang with lease and arena for a unit; None if it has to wait for one, or can never have one."""
+        model = self._models.get(artifact_id)
         if not self.gangs.free or model is None:
             return None
         spec = model.spec
         try:
-            arena_offset = self._arenas.acquire(model_id, unit.query.rows)
+            arena_offset = self._arenas.acquire(artifact_id, unit.query.rows)
         except OSError as error:
             _log.error(
                 "%s: requests are refused, because there is no memory for a batch of %d rows: %s",
@@ -304,24 +303,24 @@ class Execution:
                 unit.query.rows,
                 error,
             )
-            self._cannot_form(unit, model_id)
+            self._cannot_form(unit, artifact_id)
             return None
         if arena_offset is None:
             return None
         return self.gangs.open(unit, arena_offset, spec)
 
-    def _cannot_form(self, unit: Unit, model_id: int) -> None:
+    def _cannot_form(self, unit: Unit, artifact_id: int) -> None:
         """Break up a unit for which there is no memory; fail it if it has a single request."""
         self.changed = True
         if len(unit.pieces) > 1:
             self._requests.break_up(unit)
         else:
             (request,) = self._requests.of(unit)
-            for_good = len(self._requests) == 1 and self._arenas.can_never_hold(model_id, unit.query.rows)
+            for_good = len(self._requests) == 1 and self._arenas.can_never_hold(artifact_id, unit.query.rows)
             self.drop(request, SlotStatus.NO_MEMORY if for_good else SlotStatus.UNAVAILABLE)
 
     def _close(self, gang: Gang) -> None:
-        self._arenas.release(gang.unit.query.model_id, gang.arena_offset)
+        self._arenas.release(gang.artifact_id, gang.arena_offset)
         self.gangs.close(gang)
         if DONE not in gang.reasons and self._models.limits:  # else when its first rank left
             self.changed = True
@@ -331,17 +330,17 @@ class Execution:
         return gang if gang is not None and gang.outstanding and gang.ended_us is None else None
 
     def _most_ranks(self, gang: Gang) -> int:
-        profile = self._models.profiles.get(gang.unit.query.model_id)
+        profile = self._models.tables.get(gang.artifact_id)
         return 0 if profile is None else min(profile.max_ranks, self._workers.in_service)
 
-    def _spec(self, unit: Unit) -> LoadModel:
-        model = self._models.get(unit.query.model_id)
+    def _spec(self, artifact_id: int) -> LoadModel:
+        model = self._models.get(artifact_id)
         assert model is not None, "a model stays until its last gang has ended"
         return model.spec
 
-    def _is_sound(self, start: Start, unit: Unit, model_id: int) -> bool:
+    def _is_sound(self, start: Start, unit: Unit, artifact_id: int) -> bool:
         """Whether the decision can be carried out. A policy that is wrong must not end the server."""
-        query, model = unit.query, self._models.get(model_id)
+        query, model = unit.query, self._models.get(artifact_id)
         layers = start.end_layer - query.next_layer
         sound = model is not None and layers > 0 and start.end_layer <= model.spec.layers
         sound = sound and len(start.versions) in (0, layers)

@@ -114,9 +114,7 @@ class Dispatcher:
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
         waiting = self._requests.queries
-        running: Sequence[RunningBlock] = execution.gangs.running(now_us)
-        if self._models.any_unloading:  # no policy knows these models; what runs of them keeps its cores to its end
-            running = [block for block in running if block.query.model_id in self._models.profiles]
+        running = execution.gangs.running(now_us, self._models.tables)
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
 
@@ -154,7 +152,7 @@ class Dispatcher:
 
     def _holder(self, gang: Gang) -> turns.Holder:
         query = gang.unit.query
-        profile = self._models.profiles.get(query.model_id)
+        profile = self._models.tables.get(gang.artifact_id)
         usual_us = profile.rows_us(1, query.rows) if profile and profile.latency_us else 0.0
         return turns.Holder(query, gang.started_us, usual_us)
 

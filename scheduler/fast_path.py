@@ -82,9 +82,8 @@ class FastPathScheduler:
 
     def arrived(self, query: Query) -> None:
         """A request was decided about."""
-        model_id = query.model_id if query.fp32_id < 0 else query.fp32_id
-        self._asked_us[model_id] = query.arrival_us
-        self._to_review.add(model_id)
+        self._asked_us[query.model_id] = query.arrival_us
+        self._to_review.add(query.model_id)
 
     def held(self, model_id: int) -> None:
         """Queries hold what a model needs without a run. For a while such a model is not opened again."""
@@ -143,7 +142,7 @@ class FastPathScheduler:
         for model_id in [number for number in self._open if self._asked_us[number] + REST_US < now_us]:
             self.close(model_id)
         for model_id, known in self._open.items():
-            if known.profile.bf16_id >= 0:
+            if known.profile.in_bf16 is not None:
                 known.is_dated = True
                 self._to_review.add(model_id)
 

@@ -1,6 +1,6 @@
 """Gangs: leases in use, the ranks in them, and how ranks left."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from gangway.executor.control import ControlSegment
@@ -36,13 +36,14 @@ def lease_count(workers: int) -> int:
 class Gang:
     """A lease in use. It keeps lease and arena while its unit is paused between two blocks (no rank in it then).
 
-    `indivisible`: its unit is one task. `yields`: workers can leave it. `in_bf16`: its model is there in fp32, too.
+    `artifact_id`: what it executes. `indivisible`: its unit is one task. `yields`: workers can leave it.
     """
 
     __slots__ = (
-        "arena_offset", "blocks", "cores", "crashed", "end_layer", "ended_us", "generation", "in_bf16", "indivisible",
-        "joined_ns", "lease", "long_layers", "model", "outstanding", "plan", "planned_blocks", "reasons", "resized",
-        "shared", "started_us", "steady_layer", "stopping", "unit", "version_layers", "versions", "wanted", "yields",
+        "arena_offset", "artifact_id", "blocks", "cores", "crashed", "end_layer", "ended_us", "generation",
+        "indivisible", "joined_ns", "lease", "long_layers", "model", "outstanding", "plan", "planned_blocks", "reasons",
+        "resized", "shared", "started_us", "steady_layer", "stopping", "unit", "version_layers", "versions", "wanted",
+        "yields",
     )  # fmt: skip
 
     def __init__(
@@ -57,11 +58,11 @@ class Gang:
         self.lease = lease
         self.shared = shared
         self.arena_offset = arena_offset
+        self.artifact_id = model.model_id
         self.indivisible = model.indivisible
         self.yields = model.yields
         self.long_layers = model.long_layers
         self.model = model.name
-        self.in_bf16 = model.fp32_id >= 0
         self.generation = 0
         self.end_layer = 0
         self.blocks = 0  # that were started
@@ -121,16 +122,17 @@ class GangTable:
         self._ending: set[Gang] = set()  # ended, but not all ranks have left
         self._together: list[Gang] = []  # wait for `begin_together`
 
-    def running(self, now_us: float) -> list[RunningBlock]:
+    def running(self, now_us: float, known: Container[int]) -> list[RunningBlock]:
         """Return what the policy sees of the gangs whose queries are not yet answered.
 
-        Of those that the fast path has queued on one worker it sees the last: a core is in use once.
+        Of those that the fast path has queued on one worker it sees the last: a core is in use once. What executes an
+        artifact that is not `known`, because it is being unloaded, keeps its cores unseen.
         """
         gangs = [gang for gang in self._gangs.values() if gang.outstanding and DONE not in gang.reasons]
         if len(gangs) > 1:
             last = {gang.cores[rank]: gang for gang in gangs for rank in gang.outstanding}
             gangs = [gang for gang in gangs if any(last[gang.cores[rank]] is gang for rank in gang.outstanding)]
-        return [gang.block(now_us) for gang in gangs]
+        return [gang.block(now_us) for gang in gangs if gang.artifact_id in known]
 
     def all(self) -> Sequence[Gang]:
         """Return every gang, paused ones included."""

@@ -146,7 +146,7 @@ class BlockTimes:
         versions = gang.versions[begin_layer - query.next_layer :]
         time_us = (turned_ns - began_ns) / 1e3
         block = FinishedBlock(profile, begin_layer, end_layer, gang.wanted, query.rows, versions, time_us)
-        self._learn(query.model_id, block, turned_ns / 1e3)
+        self._learn(block, turned_ns / 1e3)
 
     def completed_without_gang(self, profile: ModelProfile, start: LoneStart, requests: Sequence[Completed]) -> None:
         """The same for queries of one row that were begun without a decision, one after the other."""
@@ -157,8 +157,8 @@ class BlockTimes:
         if isolated_us + INTERFERENCE.max_level * slope_us < min(INTERFERENCE.min_block_us, ERROR.min_predicted_us):
             return  # such a block never says anything
         for request in requests:
-            self._learn(profile.model_id, replace(least, time_us=request.end_us - request.joined_us), request.end_us)
+            self._learn(replace(least, time_us=request.end_us - request.joined_us), request.end_us)
 
-    def _learn(self, model_id: int, block: FinishedBlock, ended_us: float) -> None:
+    def _learn(self, block: FinishedBlock, ended_us: float) -> None:
         self.interference.finished(block, ended_us)
-        self.errors.finished(model_id, block, self.interference.level(ended_us))
+        self.errors.finished(block.model.model_id, block, self.interference.level(ended_us))

@@ -25,7 +25,7 @@ class LoadModel:
     number) unless the oldest has waited for `max_delay_us` (None: as long as it is predicted to pay).
     `preserve_ordering`: its batches run one after the other, in order of arrival. `splits`: batches may be cut.
     `pass_layers` are computed pass by pass, `pass_rows` rows for each core (`executor/leases.py`).
-    `fp32_id`: this is the same as the model of that number, but in bf16 (`precision.py`); -1: it is a model by itself.
+    `fp32_id`: this is the model of that number in bf16, beside the artifact in fp32; -1: it is a model by itself.
     """
 
     model_id: int

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gangway.artifact.precision import BF16
 from gangway.artifact.profile import ProfileError, read_profile
 from gangway.base.backoff import Backoff
 from gangway.base.peer import Peer
@@ -22,6 +23,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import Model, ModelState
+from gangway.scheduler.policy import Query
 from gangway.scheduler.state import SchedulerState
 
 MOST_CRASHES: Final = 5  # of workers by one model within the window; more take it out of service
@@ -151,8 +153,7 @@ class ModelLifecycle:
             model.refusal = refusal
             self._close(model_id)
             self._workers.serve(model_id, False)
-            self._go_on_in_fp32(model_id)
-            for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
+            for unit in [unit for unit in self._requests.waiting if _needs(unit.query, model.spec)]:
                 # The end of a request that has several units takes out others of these, too.
                 for request in self._requests.of(unit) if unit in self._requests.waiting else ():
                     self._execution.drop(request, refusal)
@@ -168,20 +169,13 @@ class ModelLifecycle:
         """Give back the memory of models that nobody uses any more."""
         for model in self._models.in_state(ModelState.UNLOADING):
             model_id = model.spec.model_id
-            in_use = any(gang.unit.query.model_id == model_id for gang in self._execution.gangs.all())
+            in_use = any(gang.artifact_id == model_id for gang in self._execution.gangs.all())
             if not in_use and self._workers.none_has(model_id):
                 self._arenas.remove_model(model_id)
                 self._models.remove(model)
                 self._crashes.pop(model_id, None)
                 self._execution.times.errors.forget(model_id)
                 self._supervisor.send(messages.ModelUnloaded(model_id))
-
-    def _go_on_in_fp32(self, model_id: int) -> None:
-        """Let queries that may be in either precision be in fp32, if the model stays in that."""
-        for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
-            exact = self._models.get(unit.query.fp32_id)
-            if exact is not None and exact.state is ModelState.SERVING:
-                self._requests.choose(unit, exact.spec.model_id)
 
     def _serve_if_complete(self, model: Model) -> None:
         model_id = model.spec.model_id
@@ -200,3 +194,8 @@ class ModelLifecycle:
             self._retries[key] = _Retry(pid, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, math.inf), 0.0)
         retry = self._retries[key]
         retry.due_us = time.monotonic_ns() / 1e3 + retry.pauses.failed() * 1e6
+
+
+def _needs(query: Query, spec: messages.LoadModel) -> bool:
+    """Whether a query cannot go on without an artifact. One whose precision is to be chosen needs only that in fp32."""
+    return query.model_id == spec.model_id or (query.model_id == spec.fp32_id and query.precision == BF16)

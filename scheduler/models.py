@@ -235,7 +235,7 @@ class ModelState(Enum):
 
 @dataclass
 class Model:
-    """One loaded version of a model; `spec.model_id` names it everywhere."""
+    """One loaded artifact; `spec.model_id` names it everywhere."""
 
     spec: LoadModel
     state: ModelState = ModelState.LOADING
@@ -248,10 +248,10 @@ class Model:
 
 
 class ModelTable:
-    """Models by number, and the profiles that policies see (of those that are being served).
+    """Artifacts by number, and the profiles of the models that are being served.
 
     `cores`: of the largest gang; every profile has times for 1 to so many. `former`: is told of models, too.
-    `in_bf16`: is kept up to date: the numbers of models that are there in bf16, too, and of that.
+    `in_bf16`: is kept up to date: artifacts in bf16, and the model of each, which has the number of that in fp32.
     """
 
     def __init__(
@@ -260,7 +260,8 @@ class ModelTable:
         self._cores = cores
         self._former = former
         self._models: dict[int, Model] = {}
-        self._profiles: dict[int, ModelProfile] = {}
+        self._profiles: dict[int, ModelProfile] = {}  # by model
+        self._tables: dict[int, ModelProfile] = {}  # by artifact
         self._misjudged: Counter[int] = Counter()  # runs in succession
         self._runs: dict[int, tuple[float, float]] = {}  # by model: when the last run ended, and the shortest time
         self._in_bf16 = {} if in_bf16 is None else in_bf16
@@ -271,22 +272,35 @@ class ModelTable:
 
     @property
     def profiles(self) -> Mapping[int, ModelProfile]:
-        """Profiles of the models that queries may run on now."""
+        """What policies see of the models that queries may run on now, in all their precisions."""
         return self._profiles
 
+    @property
+    def tables(self) -> Mapping[int, ModelProfile]:
+        """The profiles of the artifacts, each by itself."""
+        return self._tables
+
+    def artifact_id(self, query: Query, precision: str = "") -> int:
+        """Return what computes a query that begins in this precision; "": in its own."""
+        model = self._profiles.get(query.model_id)
+        if model is None or model.in_bf16 is None:
+            return query.model_id
+        return model.at(precision or query.precision).model_id
+
     def add(self, spec: LoadModel) -> Model:
-        """Begin with a model."""
+        """Begin with an artifact. Limits and batches are those of its model."""
         model = self._models[spec.model_id] = Model(spec)
         if spec.fp32_id >= 0:
-            self._pair(spec.fp32_id, spec.model_id)
-        self.limits.add(spec)
-        if self._former is not None:
-            self._former.add(spec)
+            self._in_bf16[spec.model_id] = spec.fp32_id
+        else:
+            self.limits.add(spec)
+            if self._former is not None:
+                self._former.add(spec)
         self._review()
         return model
 
     def get(self, model_id: int) -> Model | None:
-        """Return the model, None for an unknown number."""
+        """Return the artifact of this number, None for an unknown one."""
         return self._models.get(model_id)
 
     def specs(self) -> list[LoadModel]:
@@ -305,43 +319,40 @@ class ModelTable:
         """LOADING -> SERVING."""
         model.state = ModelState.SERVING
         self._review()
-        profile = estimated_profile(model.spec, self._cores)
-        self._profiles[model.spec.model_id] = replace(profile, bf16_id=self._in_bf16.get(model.spec.model_id, -1))
+        self._show(model.spec.model_id, estimated_profile(model.spec, self._cores))
 
     def set_profile(self, message: SetProfile) -> None:
         """Note a model's measured latency, and what is asked of it."""
-        known = self._profiles.get(message.model_id)
+        known = self._tables.get(message.model_id)
         if known is not None:
             if not known.measured:
                 known = estimated_profile(self._models[message.model_id].spec, self._cores, message.isolated_us)
-            self.changes += 1
-            self._profiles[message.model_id] = replace(
+            profile = replace(
                 known,
                 isolated_us=message.isolated_us or known.isolated_us,
                 qos_us=message.qos_us,
                 rejects_late=message.rejects_late,
                 varies=message.varies,
-                bf16_id=self._in_bf16.get(message.model_id, -1),
             )
+            self._show(message.model_id, profile)
 
     def use_profile(self, model_id: int, profile: Profile) -> None:
         """Show policies a measured profile; the latency of the whole model stays that of the live server."""
-        known = self._profiles.get(model_id)
+        known = self._tables.get(model_id)
         if known is None or len(profile.layers) != known.layers:
             return
         spec = self._models[model_id].spec
         measured = served_profile(profile, spec, self._cores)
         if spec.indivisible and known.isolated_us:  # of the sizes that were tried, on one core
             measured = scaled_profile(measured, known.isolated_us)
-        self.changes += 1
-        self._profiles[model_id] = replace(
+        measured = replace(
             measured,
             isolated_us=known.isolated_us or measured.isolated_us,
             qos_us=known.qos_us,
             rejects_late=known.rejects_late,
             varies=known.varies,
-            bf16_id=self._in_bf16.get(model_id, -1),
         )
+        self._show(model_id, measured)
 
     def ran(self, model_id: int, run_us: float, ended_us: float = 0.0) -> None:
         """Note how long a request took from its first layer to its last, and when that ended."""
@@ -351,14 +362,14 @@ class ModelTable:
     def ran_each(self, model_id: int, runs_us: Sequence[float], ended_us: float) -> None:
         """Note the same of several requests, one after the other, and when the last one ended."""
         self._runs[model_id] = ended_us, min(*runs_us, self._runs.get(model_id, (0.0, math.inf))[1])
-        known = self._profiles.get(model_id)
+        known = self._tables.get(model_id)
         if model_id in self._misjudged or (known is not None and known.varies and known.indivisible):
             for run_us in runs_us:
                 self._judge(model_id, run_us)
 
     def _judge(self, model_id: int, run_us: float) -> None:
         """See whether the time of a run speaks against the profile, and whether several do."""
-        known = self._profiles.get(model_id)
+        known = self._tables.get(model_id)
         if known is None or not is_misjudged(known, run_us):
             self._misjudged.pop(model_id, None)
             return
@@ -367,8 +378,7 @@ class ModelTable:
             del self._misjudged[model_id]
             seen = seen_profile(known, self._models[model_id].spec, self._cores, run_us)
             if seen.max_ranks != known.max_ranks:  # there is another core
-                self.changes += 1
-                self._profiles[model_id] = seen
+                self._show(model_id, seen)
 
     def ran_us(self, model_id: int) -> float:
         """Return when a request to a model has run, the last time; 0: none has."""
@@ -376,12 +386,13 @@ class ModelTable:
 
     def least_share(self, model_id: int, cores: int) -> float:
         """Return the share of the least time of one row on so many cores that a request has needed, 1 at most."""
-        profile, (_, least_us) = self._profiles.get(model_id), self._runs.get(model_id, (0.0, math.inf))
+        profile, (_, least_us) = self._tables.get(model_id), self._runs.get(model_id, (0.0, math.inf))
         expected_us = profile.fastest_us(0, cores) if profile is not None else 0.0
         return min(1.0, least_us / expected_us) if expected_us else 1.0
 
     def restrict(self, model: Model, alone: bool) -> None:
         """Let only one query of a model be under way at a time, or as many as its limits allow."""
+        model = self._models.get(model.spec.fp32_id, model)
         own = (f"model {model.spec.model_id}", 1, 1)
         limits = tuple(limit for limit in model.spec.limits if limit != own)
         model.spec = replace(model.spec, limits=(*limits, own) if alone else limits)
@@ -392,10 +403,9 @@ class ModelTable:
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""
         model.state = ModelState.UNLOADING
-        if model.spec.fp32_id >= 0:
-            self._pair(model.spec.fp32_id, -1)
         self._review()
-        self._profiles.pop(model.spec.model_id, None)
+        self._show(model.spec.model_id, None)
+        self._in_bf16.pop(model.spec.model_id, None)
         self._misjudged.pop(model.spec.model_id, None)
         self._runs.pop(model.spec.model_id, None)
 
@@ -407,14 +417,19 @@ class ModelTable:
             self._former.remove(model.spec.model_id)
         self._review()
 
-    def _pair(self, model_id: int, bf16_id: int) -> None:
-        """Note that a model is there in bf16, too, under this number; -1: not any more."""
-        if bf16_id < 0:
-            self._in_bf16.pop(model_id, None)
+    def _show(self, artifact_id: int, profile: ModelProfile | None) -> None:
+        """Let policies see the times of an artifact among those of its model; None: not any more."""
+        self.changes += 1
+        if profile is None:
+            self._tables.pop(artifact_id, None)
         else:
-            self._in_bf16[model_id] = bf16_id
-        if (profile := self._profiles.get(model_id)) is not None:
-            self._profiles[model_id] = replace(profile, bf16_id=bf16_id)
+            self._tables[artifact_id] = profile
+        model_id = self._in_bf16.get(artifact_id, artifact_id)
+        if (exact := self._tables.get(model_id)) is None:
+            self._profiles.pop(model_id, None)
+        else:
+            fast = [self._tables[each] for each in self._tables if self._in_bf16.get(each) == model_id]
+            self._profiles[model_id] = replace(exact, in_bf16=fast[0]) if fast else exact
 
     def _review(self) -> None:
         self.changes += 1

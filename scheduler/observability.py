@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-from gangway.artifact.precision import FP32
+from gangway.artifact.precision import BF16
 from gangway.base.files import append_whole
 from gangway.executor.control import TOLD_S, DecisionBlock
 from gangway.executor.messages import LeaseLeft
@@ -111,8 +111,7 @@ def describe(
         line[field.name] = getattr(decision, field.name)
     query = _find(getattr(decision, "query_id", None), snapshot)
     if query is not None:
-        in_fp32 = query.fp32_id >= 0 and getattr(decision, "precision", "") == FP32
-        line["model"] = names.get(query.fp32_id if in_fp32 else query.model_id, "")
+        line["model"] = names.get(query.model_id, "")
         line["next_layer"] = query.next_layer
         line["age_us"] = round(snapshot.now_us - query.arrival_us, 1)
         line["slack_us"] = None if query.deadline_us is None else round(query.deadline_us - snapshot.now_us, 1)
@@ -221,7 +220,7 @@ class Accounts:
         counters.blocks += 1
         counters.conflicts += conflict
         for request in requests:
-            request.counts = _add_block(request.counts, conflict, gang.in_bf16)
+            request.counts = _add_block(request.counts, conflict, gang.unit.query.precision == BF16)
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
@@ -341,11 +340,10 @@ class DecisionLog:
             if (decision := decided.pop(query.query_id, None)) is None:
                 continue
             cores = getattr(decision, "cores", held.get(query.query_id, ()))
-            in_fp32 = query.fp32_id >= 0 and getattr(decision, "precision", "") == FP32
             entry = _Noted(
                 snapshot.now_us, decision, query, cores, len(snapshot.free_cores), waiting, decision.reason
             )  # fmt: skip
-            self._of(query.fp32_id if in_fp32 else query.model_id).append(entry)
+            self._of(query.model_id).append(entry)
 
     def refused(self, query: Query, status: SlotStatus, now_us: float, free: int, waiting: int) -> None:
         """Note that a request was refused for a reason of `REFUSALS`. Only while watched."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from gangway.artifact.precision import FP32
 from gangway.scheduler.profiles import ModelProfile
 
 NO_ERRORS: Final[Mapping[int, float]] = MappingProxyType({})
@@ -38,7 +39,7 @@ class Query:
     round: Final[int]  # and its round: the policy sees it when those of the rounds before have started
     compound: Final[int]  # the compound task that it is a member of, which may run by a schedule; 0: none
     request_rows: Final[int]  # rows of the largest request that has rows here, as far as it has; 0: it is one request
-    fp32_id: Final[int]  # the same model in fp32, as which it may begin instead (`precision.py`); -1: there is none
+    precision: Final[str]  # FP32 also where a model is there in one only; DEADLINE: chosen when it begins
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Query:
         round: int = 0,
         compound: int = 0,
         request_rows: int = 0,
-        fp32_id: int = -1,
+        precision: str = FP32,
     ) -> None:
         self.query_id = query_id
         self.model_id = model_id
@@ -78,7 +79,12 @@ class Query:
         self.round = round
         self.compound = compound
         self.request_rows = request_rows
-        self.fp32_id = fp32_id
+        self.precision = precision
+
+    def profile(self, models: Mapping[int, ModelProfile]) -> ModelProfile:
+        """Return how long it takes in its precision, while that is to be chosen in the faster one. Raises KeyError."""
+        model = models[self.model_id]
+        return model if model.in_bf16 is None else model.at(self.precision)
 
 
 class PlannedBlock(NamedTuple):
@@ -140,11 +146,11 @@ class Snapshot:
     running: Final[Sequence[RunningBlock]]
     free_cores: Final[tuple[int, ...]]
     core_count: Final[int]  # cores in service, free or not
-    models: Final[Mapping[int, ModelProfile]]
+    models: Final[Mapping[int, ModelProfile]]  # `Query.profile` has the times of a query
     level: Final[float]  # of interference: 1 means that layers that depend on memory entirely take twice their time
     free_leases: Final[int]  # so many queries that have not started yet can be started now
     way_back_us: Final[float]  # from the last layer's end until the client has the answer, when the machine is busy
-    prediction_errors: Final[Mapping[int, float]]  # by model: time over prediction, lately
+    prediction_errors: Final[Mapping[int, float]]  # by `ModelProfile.model_id`: time over prediction, lately
     gang_slowdown: Final[float]  # the same of gangs of several cores, over that of gangs of one
     oldest_us: Final[float | None]  # arrival of the oldest that waits, shown or not; None: all are shown
     waiting_count: Final[int]  # how many wait, shown or not; 0: all are shown
@@ -195,7 +201,7 @@ class Start:
     reason: Final[str]  # of every decision: why, in words, for --trace-decisions
     blocks: Final[tuple[PlannedBlock, ...]]  # by layer, all behind query.next_layer
     together: Final[bool]  # with the others that are: rank 0 of each begins, then rank 1 of each, and so on
-    precision: Final[str]  # of a query that may begin in either: the driver's choice (`precision.py`), not the policy's
+    precision: Final[str]  # of a query of DEADLINE: the choice of `precision_choice.py`, not the policy's
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from math import sqrt
 from typing import Any, Final
 
 from gangway.artifact.format import Manifest
+from gangway.artifact.precision import FP32
 from gangway.artifact.profile import LEAST_RUNS, Profile
 from gangway.executor.launch import thread_counts
 from gangway.scheduler.messages import LoadModel
@@ -46,12 +47,16 @@ class ModelProfile:
     indivisible: bool = False  # a query is one task: nothing stops or resizes it
     measured: bool = False
     varies: bool = False  # its times depend on the shapes of a request: they are guesses, and bound nothing
-    bf16_id: int = -1  # the same model in bf16, which requests with a deadline may have instead; -1: there is none
+    in_bf16: "ModelProfile | None" = None  # times in bf16, which requests with a deadline may have instead
 
     @property
     def cores(self) -> int:
         """For how many cores there are times."""
         return len(self.latency_us[0][0])
+
+    def at(self, precision: str) -> "ModelProfile":
+        """Return the times in a precision; those of the only one that there is; those in bf16 if deadlines choose."""
+        return self if self.in_bf16 is None or precision == FP32 else self.in_bf16
 
     def layer_us(self, layer: int, cores: int, version: int = 0, level: float = 0.0) -> float:
         """Return the time of one layer of one row."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.executor.fast_path import InFlight
 from gangway.executor.leases import Member
 from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus, SlotTable
@@ -28,11 +29,10 @@ class Request:
     it wait (0: any number may). If it has not begun by the end of its queue's time, it is refused, or goes behind
     others (`delays`).
     `crashes`: workers that ended by what they computed of it, or of a batch with it.
-    `asked_id`: the model that its client asked for; its query's may be the same in bf16.
     """
 
     __slots__ = (
-        "asked_id", "batch", "counts", "crashes", "delays", "drop_status", "dropped", "expires_us", "front_end",
+        "batch", "counts", "crashes", "delays", "drop_status", "dropped", "expires_us", "front_end",
         "generation", "max_queue", "piece_count", "query", "running", "slot", "units",
     )  # fmt: skip
 
@@ -48,7 +48,6 @@ class Request:
         running: bool = False,
     ) -> None:
         self.query = query
-        self.asked_id = query.model_id if query.fp32_id < 0 else query.fp32_id
         self.front_end = front_end
         self.slot = slot
         self.generation = generation
@@ -73,7 +72,7 @@ class Request:
 class RequestTable:
     """Requests by (front end, slot, generation) and by number, and the units of them that wait.
 
-    `in_bf16`: numbers of models that are there in bf16, too, and of that; requests with a deadline wait for the latter.
+    `in_bf16`: artifacts in bf16, and the model of each. The supervisor's trial requests name an artifact.
     """
 
     def __init__(self, tables: Sequence[SlotTable], in_bf16: Mapping[int, int] = NO_MODELS) -> None:
@@ -116,10 +115,13 @@ class RequestTable:
             table.finish(slot, generation, SlotStatus.CANCELLED)
             return None
         compound = terms.compound and not terms.attempts
-        in_bf16 = self._in_bf16.get(terms.model_id) if terms.deadline_ns and not compound else None
+        model_id = self._in_bf16.get(terms.model_id, terms.model_id)
+        precision = FP32 if model_id == terms.model_id else BF16
+        if terms.deadline_ns and not compound and terms.model_id in self._in_bf16.values():
+            precision = DEADLINE
         query = Query(
             self.next_id(),
-            terms.model_id if in_bf16 is None else in_bf16,
+            model_id,
             terms.rows,
             terms.arrival_ns / 1e3,
             terms.deadline_ns / 1e3 if terms.deadline_ns else None,
@@ -127,7 +129,7 @@ class RequestTable:
             rejects_late=terms.rejects_late,
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
             compound=terms.compound << FRONT_END_BITS | front_end if compound else 0,
-            fp32_id=-1 if in_bf16 is None else terms.model_id,
+            precision=precision,
         )
         expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
         queue_end_us = terms.queue_end_ns / 1e3 if terms.queue_end_ns and not terms.attempts else None
@@ -220,14 +222,14 @@ class RequestTable:
                 request.piece_count = len(request.units)
             self.waiting.add(unit)
 
-    def choose(self, unit: Unit, model_id: int) -> None:
-        """Let a waiting unit, and those of its batch, be of the model of this number, in one precision or the other.
+    def choose(self, unit: Unit, precision: str) -> None:
+        """Let a unit that begins, and those of its batch that wait, be in one precision.
 
         A piece that has to run again is so too, if others of its request may have been computed.
         """
         for each in (unit,) if unit.batch is None else unit.batch.units:
-            if each in self.waiting and each.query.fp32_id >= 0:
-                self.waiting.update(each, replace(each.query, model_id=model_id, fp32_id=-1))
+            if each in self.waiting and each.query.precision not in (FP32, precision):
+                self.waiting.update(each, replace(each.query, precision=precision))
 
     def start(self, unit: Unit) -> bool:
         """Take it out of the queue to be run; False if all its slots have moved on (their requests are forgotten)."""
@@ -295,7 +297,8 @@ class RequestTable:
 
     def break_up(self, unit: Unit) -> None:
         """Let the pieces of a waiting unit wait one by one. Other units may have pieces of the same requests."""
-        self.choose(unit, unit.query.model_id)
+        if unit.query.precision == DEADLINE:
+            self.choose(unit, BF16)
         self.waiting.remove(unit)
         for piece, request in zip(unit.pieces, self.of(unit), strict=True):
             request.units.remove(unit)
@@ -364,10 +367,7 @@ class RequestTable:
 
     def _queue_whole(self, request: Request) -> None:
         """Let a request wait in one unit of its own."""
-        query = request.query
-        if query.fp32_id >= 0 and self._in_bf16.get(query.fp32_id) != query.model_id:  # that is not there any more
-            query = request.query = replace(query, model_id=query.fp32_id, fp32_id=-1)
-        unit = whole_request(query)
+        unit = whole_request(request.query)
         request.piece_count = 1
         request.batch = None
         request.units = [unit]
@@ -389,8 +389,7 @@ class RequestTable:
         old = unit.query
         query = replace(
             request.query,
-            model_id=old.model_id,
-            fp32_id=-1,
+            precision=old.precision,
             query_id=self.next_id(),
             rows=piece.rows,
             cores=old.cores,
@@ -460,7 +459,7 @@ class QueuedCounts:
 
     def like(self, request: Request) -> int:
         """Return how many there are of its model and priority."""
-        return self._by_kind[request.asked_id, request.query.priority]
+        return self._by_kind[request.query.model_id, request.query.priority]
 
     def of_front_end(self, front_end: int) -> int:
         """Return how many there are of a front end."""
@@ -468,7 +467,7 @@ class QueuedCounts:
 
     def add(self, request: Request, count: int = 1) -> None:
         """Count a request that is not running."""
-        self._by_kind[request.asked_id, request.query.priority] += count
+        self._by_kind[request.query.model_id, request.query.priority] += count
         self._by_front_end[request.front_end] += count
 
     def remove(self, request: Request) -> None:

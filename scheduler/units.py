@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from gangway.artifact.precision import BF16, DEADLINE
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timeline import BatchPart
@@ -94,7 +95,9 @@ class Batch:
         first, leader = len(self.units), self.requests[0]
         arrival_us = min([query.arrival_us for query in self.requests])
         largest_rows = max([query.rows for query in self.requests])
-        in_rounds = any(part.round for part in self._parts)
+        precision = leader.precision
+        if precision == DEADLINE and any(part.round for part in self._parts):
+            precision = BF16  # how many rounds follow, policies do not see
         for index, pieces in enumerate(islice(_cut(self.requests, self._parts), first, end), first):
             part = self._parts[index]
             query = Query(
@@ -111,7 +114,7 @@ class Batch:
                 batch=self.number,
                 round=part.round,
                 request_rows=min(part.rows, largest_rows),
-                fp32_id=-1 if in_rounds else leader.fp32_id,  # how many rounds follow, policies do not see
+                precision=precision,
             )
             self.units.append(Unit(query, pieces, self, index))
 

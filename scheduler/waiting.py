@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from gangway.scheduler.policy import Query
 
-KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "compound", "started", "formed")
+KIND = attrgetter("model_id", "precision", "priority", "rejects_late", "join_key", "compound", "started", "formed")
 BY_ARRIVAL = attrgetter("arrival_us", "query_id")
 MIN_STALE = 64  # stale entries of a heap before it is worth cleaning up
 
@@ -101,7 +101,7 @@ class WaitingGroup(_ByArrival):
 
     def __init__(self, like: Query) -> None:
         super().__init__()
-        self.model_id, self.priority = like.model_id, like.priority
+        self.model_id, self.precision, self.priority = like.model_id, like.precision, like.priority
         self.started, self.formed, self.compound = like.started, like.formed, like.compound
         self.rows = 0
         self._due: list[tuple[float, int, Query]] = []  # those with a deadline, by it

@@ -8,7 +8,7 @@ waits and runs is a *query*: a request or a unit of a batch.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final
 
@@ -30,13 +30,11 @@ ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 class LoadDetails:
     """What else is known of requests and models. Models are given by their numbers.
 
-    `compounds`: by number of a request, the compound task that it is a member of (`Query.compound`). `in_bf16`: models
-    in bf16, which queries take that would be late in fp32 (`precision_choice.py`). `row_bytes`: of a row's inputs and
-    outputs.
+    `compounds`: by number of a request, the compound task that it is a member of (`Query.compound`). `row_bytes`: of a
+    row's inputs and outputs.
     """
 
     compounds: Mapping[int, int] = field(default_factory=dict)
-    in_bf16: Mapping[int, ModelProfile] = field(default_factory=dict)
     row_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -91,17 +89,14 @@ class Simulation:
         if batching is not None and policies[0].batches and most > batching.max_rows:
             raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
         self._results = ResultRecorder(models, arrivals, limits)
-        numbers = {number: len(models) + place for place, number in enumerate(sorted(details.in_bf16))}
-        more = [replace(model, model_id=numbers[number]) for number, model in details.in_bf16.items()]
-        models = {number: replace(model, bf16_id=numbers.get(number, -1)) for number, model in models.items()}
-        self._models = models = {**models, **{model.model_id: model for model in more}}
+        self._models = models
         self._arrivals = arrivals
         self._counters = SimulationCounters()
         row_mb = {number: details.row_bytes.get(number, 0) / 1e6 for number in models}
         part = machine.of_scheduler()
         shared = SharedParts(
             models, part, self._results, self._counters, self._ended, len(arrivals), observer, batching,
-            details.compounds, numbers, row_mb,
+            details.compounds, row_mb,
         )  # fmt: skip
         self._schedulers = [
             SimulatedScheduler(each, shared, number * part.cores) for number, each in enumerate(policies)

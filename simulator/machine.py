@@ -438,6 +438,7 @@ class TimeTables:
     """`times(...)[l]`: microseconds from the query's first layer to the beginning of layer l, for one row.
 
     One table for each (model, versions, number of cores, interference level), made when it is asked for first.
+    Models stay while it is used.
     """
 
     def __init__(self, level_step: float) -> None:
@@ -449,7 +450,7 @@ class TimeTables:
         self, model: ModelProfile, cores: int, steps: int, begin: int = 0, versions: tuple[int, ...] = ()
     ) -> list[float]:
         """Return the table at interference level `steps` x level_step; `versions` are those from layer `begin` on."""
-        key = (model.model_id, versions, begin if versions else 0, cores, steps)
+        key = (id(model), versions, begin if versions else 0, cores, steps)
         table = self._times.get(key)
         if table is None:
             if len(self._times) >= MAX_TABLES:
@@ -461,9 +462,9 @@ class TimeTables:
         """Return the mean demand for memory of layers [begin, end), in one core's bandwidth; 0 if it is not known."""
         if not model.memory_us:
             return 0.0
-        memory = self._memory.get(model.model_id)
+        memory = self._memory.get(id(model))
         if memory is None:
-            memory = self._memory[model.model_id] = list(accumulate(model.memory_us, initial=0.0))
+            memory = self._memory[id(model)] = list(accumulate(model.memory_us, initial=0.0))
         time_us = times[end] - times[begin]
         return (memory[end] - memory[begin]) / time_us if time_us > 0 else 0.0
 

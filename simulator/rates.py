@@ -238,8 +238,8 @@ def capacity_bound(scenario: Scenario) -> float:
     batching = scenario.requests.batching
     rows, most_rows = scenario.requests.rows, batching.max_rows if batching else scenario.requests.rows
     least_us = []
-    for index, model in scenario.models.items():
-        either = [model, scenario.in_bf16[index]] if index in scenario.in_bf16 else [model]
+    for model in scenario.models.values():
+        either = [model] if model.in_bf16 is None else [model, model.in_bf16]
         least_us.append(min(_least_core_us(each, rows, most_rows) for each in either))
     shares = scenario.mix.shares
     mean_us = math.fsum(share * time_us for share, time_us in zip(shares, least_us, strict=True))

@@ -66,13 +66,12 @@ class Scenario:
     machine: Machine
     requests: Requests = Requests()
     doubts: tuple[str, ...] = ()  # why results may be wrong: what is known of the models' measurements
-    in_bf16: Mapping[int, ModelProfile] = field(default_factory=dict)  # of models that are there in both precisions
     row_bytes: Mapping[int, int] = field(default_factory=dict)  # of inputs and outputs
 
     @property
     def details(self) -> LoadDetails:
         """What a simulation knows of its models beside their profiles."""
-        return LoadDetails(in_bf16=self.in_bf16, row_bytes=self.row_bytes)
+        return LoadDetails(row_bytes=self.row_bytes)
 
     @property
     def targets_us(self) -> tuple[float | None, ...]:
@@ -148,23 +147,20 @@ def make_scenario(
     scaled = (scale_model(model, widest, 0, memory_share=memory_share) for model in sources)
     alone = {model.name: isolated_us(model, requests.rows) for model in scaled}
     resolved = mix.resolve(alone)
-    models = {
-        index: scale_model(source, widest, index, entry.qos.resolve_us(None) if entry.qos else None, memory_share)
-        for index, (source, entry) in enumerate(zip(sources, resolved.models, strict=True))
-    }
-    if contention is not None:
-        models = {index: contention.apply(model) for index, model in models.items()}
+    fast = {name: model if requests.in_batches else one_row(model) for name, model in (in_bf16 or {}).items()}
+    models = {}
+    for index, (source, entry) in enumerate(zip(sources, resolved.models, strict=True)):
+        qos_us = entry.qos.resolve_us(None) if entry.qos else None
+        both = [source, fast[entry.name]] if entry.name in fast else [source]
+        tables = [scale_model(each, widest, index, qos_us, memory_share) for each in both]
+        if contention is not None:
+            tables = [contention.apply(each) for each in tables]
+        models[index] = replace(tables[0], in_bf16=tables[1]) if len(tables) > 1 else tables[0]
     doubts = tuple(f"{source.model_name}: {doubt}" for source in sources for doubt in source.doubts)
     if unknown := sorted(set(in_bf16 or {}) - set(mix.names)):
         raise WorkloadError(f"measured in bf16, but not in the mix: {', '.join(unknown)}")
-    both = {}
-    for index, name in enumerate(mix.names):
-        if in_bf16 and name in in_bf16:
-            source = in_bf16[name] if requests.in_batches else one_row(in_bf16[name])
-            scaled_bf16 = scale_model(source, widest, index, models[index].qos_us, memory_share)
-            both[index] = scaled_bf16 if contention is None else contention.apply(scaled_bf16)
     row_bytes = {index: source.row_bytes for index, source in enumerate(sources)}
-    return Scenario(resolved, models, machine, requests, doubts, both, row_bytes)
+    return Scenario(resolved, models, machine, requests, doubts, row_bytes)
 
 
 def isolated_us(model: ModelProfile, rows: int = 1) -> float:

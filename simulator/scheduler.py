@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gangway.artifact.precision import FP32
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
 from gangway.scheduler.gangs import lease_count
@@ -32,8 +32,8 @@ class ContractError(ValueError):
 class SharedParts:
     """What the schedulers of one simulation share. `ended` is called when a request is over.
 
-    `machine`: the part that is one scheduler's. `models`: in all precisions. `in_bf16`: the number of a model in bf16,
-    by its number in fp32. `first_id`: of the units of batches. `row_mb`: megabytes of a row's inputs and outputs.
+    `machine`: the part that is one scheduler's. `first_id`: of the units of batches. `row_mb`: megabytes of a row's
+    inputs and outputs.
     """
 
     models: Mapping[int, ModelProfile]
@@ -45,7 +45,6 @@ class SharedParts:
     observer: Observer | None
     batching: Batching | None
     compounds: Mapping[int, int]
-    in_bf16: Mapping[int, int]
     row_mb: Mapping[int, float]
 
 
@@ -61,8 +60,6 @@ class SimulatedScheduler:
         self._request_ended = shared.ended
         self._observer = shared.observer
         self._compounds = shared.compounds
-        self._in_bf16 = shared.in_bf16
-        self._in_fp32 = {bf16_id: number for number, bf16_id in shared.in_bf16.items()}
         self._row_mb = shared.row_mb
         self._requests: Singles = Singles()
         if shared.batching is not None and policy.batches:
@@ -154,17 +151,16 @@ class SimulatedScheduler:
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
         compound = self._compounds.get(number, 0)
-        bf16_id = None if deadline_us is None or compound else self._in_bf16.get(model_id)
         request = Query(
             number,
-            model_id if bf16_id is None else bf16_id,
+            model_id,
             rows,
             arrival_us,
             deadline_us,
             rejects_late=model.rejects_late,
             join_key=NEVER_JOINED if compound else 0,
             compound=compound,
-            fp32_id=-1 if bf16_id is None else model_id,
+            precision=FP32 if deadline_us is None or compound or model.in_bf16 is None else DEADLINE,
         )
         self._policy.arrived(request)
         self._requests.arrived(request)
@@ -254,7 +250,7 @@ class SimulatedScheduler:
             return True
         parts = [(replace(query, deadline_us=request.deadline_us), layer) for query, layer in places]
         models, cores = self._models, self._machine.cores
-        times_us = [certain_from_us(part, models[part.model_id], cores, layer) for part, layer in parts]
+        times_us = [certain_from_us(part, part.profile(models), cores, layer) for part, layer in parts]
         from_us = min(time_us for time_us in times_us if time_us is not None)
         if from_us < self._now_us:
             return False
@@ -323,22 +319,21 @@ class SimulatedScheduler:
             raise ValueError("it has not started")
         self._leases += 1
         self._fractions.pop(query.query_id, None)
-        if not query.formed and query.deadline_us is not None and query.model_id in self._in_bf16:
-            query = replace(query, model_id=self._in_bf16[query.model_id])
-        fp32_id = -1 if query.formed else self._in_fp32.get(query.model_id, -1)
+        in_either = query.deadline_us is not None and self._models[query.model_id].in_bf16 is not None
+        precision = DEADLINE if in_either and not query.formed else query.precision
         join_key = query.join_key | NEVER_JOINED
-        self._waiting.add(replace(query, next_layer=0, started=False, join_key=join_key, fp32_id=fp32_id))
+        self._waiting.add(replace(query, next_layer=0, started=False, join_key=join_key, precision=precision))
 
     def _start(self, start: Start) -> None:
         self._requests.begin(start.query_id, self._waiting)
         query = self._waiting.find(start.query_id)
         if not query.started and self._leases == 0:
             return
-        if query.fp32_id >= 0:
-            query = self._choose(query, start.precision)
+        if query.precision == DEADLINE:
+            query = self._choose(query, start.precision or BF16)
         fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
         part = self._requests.batch_part(query)
-        self._cores.start(self._now_us, query, part, self._models[query.model_id], start, fraction)
+        self._cores.start(self._now_us, query, part, query.profile(self._models), start, fraction)
         self._waiting.take(start.query_id)
         if not query.started:
             self._leases -= 1
@@ -346,12 +341,11 @@ class SimulatedScheduler:
                 self._results.started(request, self._now_us)
 
     def _choose(self, query: Query, precision: str) -> Query:
-        """Let a query, and those of its batch, be of the model in this precision; return it."""
-        model_id = query.fp32_id if precision == FP32 else query.model_id
+        """Let a query, and those of its batch, be in this precision; return it."""
         batch = [each for each in self._waiting.in_order if each.batch == query.batch] if query.batch else [query]
         for each in batch:
             self._waiting.remove(each)
-            self._waiting.add(replace(each, model_id=model_id, fp32_id=-1))
+            self._waiting.add(replace(each, precision=precision))
             self._counters.in_fp32 += precision == FP32
             self._counters.in_bf16 += precision != FP32
         return self._waiting.find(query.query_id)

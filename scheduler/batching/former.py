@@ -117,7 +117,7 @@ class BatchFormer:
 
         `models` has the profiles; a query for a model without one is not shown. Of `core_count` cores in service
         `free_cores` are idle. Of a long queue those queries are shown that the policy may choose (`candidates` of
-        `gangway`), so the cost does not grow with it. `prediction_errors`: of each model's blocks lately.
+        `gangway`), so the cost does not grow with it. `prediction_errors`: as in Snapshot.
         """
         is_long = len(waiting) > DEFAULT.planning.min_queries
         classes = [block.query.priority for block in running] if is_long else ()
@@ -125,9 +125,9 @@ class BatchFormer:
         begun: list[Query] = []  # stopped, or of a batch that has begun
         in_order: dict[int, list[WaitingGroup]] = {}  # by model that keeps its requests' order
         for group in waiting.groups:
-            profile = models.get(group.model_id)
-            if profile is None:
+            if group.model_id not in models:
                 continue
+            profile = models[group.model_id].at(group.precision)
             model = self._models.get(group.model_id)
             selection.is_brief = is_long and profile.is_brief
             if group.started or group.formed:
@@ -137,15 +137,16 @@ class BatchFormer:
             elif model.keeps_order:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
-                error = prediction_errors.get(group.model_id, 1.0)
+                error = prediction_errors.get(profile.model_id, 1.0)
                 model.update(profile, core_count, error, group.is_timed)
                 is_alone = free_cores == core_count and len(group) == len(waiting)
                 self._add_kind(group, model, now_us, is_alone, error, selection)
         selection.is_brief = False
         for model_id, groups in in_order.items():
             model = self._models[model_id]
-            error = prediction_errors.get(model_id, 1.0)
-            model.update(models[model_id], core_count, error, any(group.is_timed for group in groups))
+            profile = min([group.in_order[0] for group in groups], key=BY_ARRIVAL).profile(models)
+            error = prediction_errors.get(profile.model_id, 1.0)
+            model.update(profile, core_count, error, any(group.is_timed for group in groups))
             if not _has_begun(model_id, waiting, running):
                 is_alone = free_cores == core_count and sum(map(len, groups)) == len(waiting)
                 self._add_next_in_order(groups, model, now_us, is_alone, error, selection)

@@ -26,7 +26,7 @@ def work(snapshot: Snapshot, waiting: Iterable[Query]) -> list[Item]:
         *(
             block
             for block in snapshot.running
-            if not block.stopping and not snapshot.models[block.query.model_id].indivisible
+            if not block.stopping and not block.query.profile(snapshot.models).indivisible
         ),
     ]
 
@@ -47,7 +47,7 @@ def share_out(
     """
     decisions: list[Decision] = []
     left = snapshot.core_count - sum(
-        len(block.cores) for block in snapshot.running if snapshot.models[block.query.model_id].indivisible
+        len(block.cores) for block in snapshot.running if block.query.profile(snapshot.models).indivisible
     )
     free = snapshot.free_cores
     leases = snapshot.free_leases
@@ -56,7 +56,7 @@ def share_out(
         if left <= 0 or len(served) == at_most:
             break
         query = query_of(item)
-        target = min(left, snapshot.models[query.model_id].max_ranks)
+        target = min(left, query.profile(snapshot.models).max_ranks)
         if isinstance(item, Query):
             if not query.started:
                 if leases == 0:
@@ -82,7 +82,7 @@ def share_out(
 
 
 def _start(query: Query, cores: tuple[int, ...], wanted: int, snapshot: Snapshot, reason: str) -> Start:
-    return Start(query.query_id, snapshot.models[query.model_id].layers, cores, wanted=wanted, reason=reason)
+    return Start(query.query_id, query.profile(snapshot.models).layers, cores, wanted=wanted, reason=reason)
 
 
 # edf: earliest deadline first, preemptive (Liu and Layland, JACM 1973, section 7), over gangs of cores.
@@ -188,17 +188,17 @@ def _drains(running: RunningBlock, candidate: Item, snapshot: Snapshot) -> bool:
 def _remaining_us(item: Item, snapshot: Snapshot) -> float:
     query = query_of(item)
     layer = item.layer if isinstance(item, RunningBlock) else query.next_layer
-    model = snapshot.models[query.model_id]
+    model = query.profile(snapshot.models)
     return model.remaining_us(layer, _gang(query, snapshot), query.rows)
 
 
 def _isolated_us(query: Query, snapshot: Snapshot) -> float:
-    model = snapshot.models[query.model_id]
+    model = query.profile(snapshot.models)
     return max(model.remaining_us(0, _gang(query, snapshot), query.rows), 1e-3)
 
 
 def _gang(query: Query, snapshot: Snapshot) -> int:
-    return min(snapshot.core_count, snapshot.models[query.model_id].max_ranks)
+    return min(snapshot.core_count, query.profile(snapshot.models).max_ranks)
 
 
 # parties: cores are divided among models, and the division follows feedback (PARTIES, ASPLOS 2019, section 4).
@@ -291,7 +291,7 @@ class Parties(Policy):
             left[block.query.model_id] -= len(block.cores)
         starts = []
         for query in snapshot.waiting:
-            gang_size = min(snapshot.models[query.model_id].max_ranks, whole[query.model_id])
+            gang_size = min(query.profile(snapshot.models).max_ranks, whole[query.model_id])
             if not free or left[query.model_id] < gang_size or (not query.started and leases == 0):
                 left[query.model_id] = 0  # the next ones of this model wait for this one
                 continue
@@ -299,7 +299,7 @@ class Parties(Policy):
             gang, free = free[:gang_size], free[gang_size:]
             left[query.model_id] -= len(gang)
             reason = f"share of {whole[query.model_id]} cores"
-            layers = snapshot.models[query.model_id].layers
+            layers = query.profile(snapshot.models).layers
             starts.append(Start(query.query_id, layers, gang, wanted=gang_size, reason=reason))
         return starts
 
@@ -358,7 +358,7 @@ class Triton(Policy):
             threads = self._threads(query, snapshot)
             gang, free = free[:threads], free[threads:]
             if gang:
-                layers = snapshot.models[query.model_id].layers
+                layers = query.profile(snapshot.models).layers
                 decisions.append(Start(query.query_id, layers, gang, wanted=threads, reason="first in line"))
             else:
                 wanted += threads
@@ -390,7 +390,7 @@ class Triton(Policy):
 
     def _threads(self, query: Query, snapshot: Snapshot) -> int:
         threads = self._group.threads or snapshot.core_count
-        return min(threads, snapshot.core_count, snapshot.models[query.model_id].max_ranks)
+        return min(threads, snapshot.core_count, query.profile(snapshot.models).max_ranks)
 
     def _end_slices(self, wanted: int, snapshot: Snapshot) -> list[Decision]:
         """Stop the longest slices until so many cores come free; if none is over, come back when one is."""
@@ -399,7 +399,7 @@ class Triton(Policy):
         for block in snapshot.running:
             if block.stopping:
                 wanted -= len(block.cores)
-            elif not snapshot.models[block.query.model_id].indivisible:
+            elif not block.query.profile(snapshot.models).indivisible:
                 stoppable.append(block)
         for block in sorted(stoppable, key=lambda block: (block.started_us, block.query.query_id)):
             if wanted <= 0:

@@ -12,6 +12,7 @@ How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goe
 import heapq
 from collections.abc import Mapping, Sequence
 
+from gangway.artifact.precision import DEADLINE
 from gangway.executor.fast_path import Completed
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway_jobs import AHEAD, BEST_EFFORT, ON_TIME, DecisionContext, Job, JobTable
@@ -115,7 +116,7 @@ def candidates(
     most = max(config.min_queries, core_count)
     if len(waiting) <= 2 * most or not config.enabled:
         return waiting
-    brief = {number for number, model in models.items() if model.is_brief}
+    brief = {number for number, model in models.items() if model.at(DEADLINE).is_brief}
     found: list[Query] = []
     classes: dict[int, _Fresh] = {}
     for query in waiting:

@@ -88,7 +88,7 @@ class Job:
         self.query = query
         self.block: RunningBlock | None = None
         self.layer = query.next_layer
-        self.model = model = context.models[query.model_id]
+        self.model = model = query.profile(context.models)
         self.forecast = known = forecast(model, context.level, query.rows, context.core_count)
         self.times_us = known.table.time_us
         self.most = known.most
@@ -131,7 +131,7 @@ class Job:
         self.context = context
         self.margin = margin = context.margin
         if context.errors:
-            self.margin = max(margin, context.errors.get(query.model_id, margin))
+            self.margin = max(margin, context.errors.get(self.model.model_id, margin))
         self.weight = 1.0
         self.grant = 0
 
@@ -200,7 +200,7 @@ class JobTable:
 
     def _job(self, query: Query, block: RunningBlock | None, context: DecisionContext) -> Job:
         job = self._jobs.get(query.query_id)
-        if job is None or job.query is not query or job.model is not context.models[query.model_id]:
+        if job is None or job.query is not query or job.model is not query.profile(context.models):
             return Job(query, block, context)
         job.update(block, context)
         return job

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
+from gangway.artifact.precision import DEADLINE
 from gangway.executor.fast_path import Completed
 from gangway.scheduler import policy_config
 from gangway.scheduler.policies.arrival_rate import ArrivalRate
@@ -133,11 +134,12 @@ class Foresight:
 
     def _row_us(self, model_id: int, snapshot: Snapshot, efficiency: float) -> float:
         """Return how long the whole machine has to do with a row, in gangs as a query asks for."""
-        known = forecast(snapshot.models[model_id], 0.0, 1, snapshot.core_count)
+        model = snapshot.models[model_id].at(DEADLINE)
+        known = forecast(model, 0.0, 1, snapshot.core_count)
         gang = known.efficient_cores(efficiency)
         margin = self._config.prediction.min_margin_factor
         if self._config.prediction_error.enabled:
-            margin = snapshot.prediction_errors.get(model_id, margin)
+            margin = snapshot.prediction_errors.get(model.model_id, margin)
         return known.whole_us[gang - 1] * margin * gang / snapshot.core_count
 
 
@@ -168,14 +170,14 @@ class ArrivalOrder:
 
     def arrived(self, query: Query) -> None:
         """A request has come."""
-        if (model := self._models.get(query.model_id)) is not None:
+        if (model := self._asked(query)) is not None:
             self._since_us = min(self._since_us, query.arrival_us)
             self._arrived_us += model.work_us(query.rows)
             self._queue.append((query.arrival_us, self._arrived_us))
 
     def finished(self, query: Query, now_us: float) -> None:
         """A query was answered."""
-        model = self._models.get(query.model_id)
+        model = self._asked(query)
         if model is None or query.arrival_us < self._since_us:
             return
         self._done_us = min(self._arrived_us, self._done_us + model.work_us(query.rows))
@@ -200,6 +202,11 @@ class ArrivalOrder:
             self._arrived_us += work_us
             self._done_us = min(self._arrived_us, self._done_us + work_us)
         return True
+
+    def _asked(self, query: Query) -> ModelProfile | None:
+        """Return the times of a request as it came, whatever it is computed in."""
+        model = self._models.get(query.model_id)
+        return model if model is None or query.deadline_us is None else model.at(DEADLINE)
 
     def promote(self, jobs: Sequence[Job], snapshot: Snapshot) -> None:
         """Let late queries go first that would wait for longer, and before them those that are far shorter."""

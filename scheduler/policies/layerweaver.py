@@ -166,7 +166,7 @@ class AiMt(Policy):
         free = snapshot.free_cores
         for memory_bound, (query, chunk) in ready.items():
             beside_other = (not memory_bound) in ready or (not memory_bound) in running
-            most = min(snapshot.models[query.model_id].max_ranks, self._cores(memory_bound, beside_other, snapshot))
+            most = min(query.profile(snapshot.models).max_ranks, self._cores(memory_bound, beside_other, snapshot))
             gang = free[:most]
             if gang:
                 free = free[most:]
@@ -185,7 +185,7 @@ class AiMt(Policy):
     def _running(self, snapshot: Snapshot) -> set[bool]:
         return {
             self._chunks.chunk(
-                snapshot.models[block.query.model_id], block.query.next_layer, block.end_layer
+                block.query.profile(snapshot.models), block.query.next_layer, block.end_layer
             ).memory_bound
             for block in snapshot.running
         }
@@ -195,7 +195,7 @@ class AiMt(Policy):
         ready: dict[bool, tuple[Query, Chunk]] = {}
         leases = snapshot.free_leases
         for query in snapshot.waiting:
-            chunk = self._chunks.chunk(snapshot.models[query.model_id], query.next_layer)
+            chunk = self._chunks.chunk(query.profile(snapshot.models), query.next_layer)
             if chunk.memory_bound in running or chunk.memory_bound in ready or (not query.started and leases == 0):
                 continue
             leases -= not query.started
@@ -235,7 +235,7 @@ class Layerweaver(Policy):
             choice = self._choose([self._candidate(query, snapshot, memory_us, compute_us, lane) for query in first])
             query = first[choice.index]
             waiting.remove(query)
-            model = snapshot.models[query.model_id]
+            model = query.profile(snapshot.models)
             gang = free[: min(model.max_ranks, len(free) if choice.urgent else lane)]
             free = free[len(gang) :]
             chunk = self._chunk(query, snapshot)
@@ -249,15 +249,15 @@ class Layerweaver(Policy):
 
     def _first_of_each(self, waiting: Sequence[Query]) -> list[Query]:
         """Return one of those queries that differ in nothing but their deadlines: the first to choose."""
-        first: dict[tuple[int, int, int], Query] = {}
+        first: dict[tuple[int, str, int, int], Query] = {}
         for query in waiting:
-            first.setdefault((query.model_id, query.next_layer, query.rows), query)
+            first.setdefault((query.model_id, query.precision, query.next_layer, query.rows), query)
         return list(first.values())
 
     def _load(self, snapshot: Snapshot) -> tuple[float, float]:
         memory_us = compute_us = 0.0
         for block in snapshot.running:
-            chunk = self._chunks.chunk(snapshot.models[block.query.model_id], block.layer, block.end_layer)
+            chunk = self._chunks.chunk(block.query.profile(snapshot.models), block.layer, block.end_layer)
             memory_us += chunk.memory_us * block.query.rows
             compute_us += chunk.compute_us * block.query.rows
         return memory_us, compute_us
@@ -267,12 +267,12 @@ class Layerweaver(Policy):
         return snapshot.core_count if alone else ceil(snapshot.core_count / 2)
 
     def _chunk(self, query: Query, snapshot: Snapshot) -> Chunk:
-        return self._chunks.chunk(snapshot.models[query.model_id], query.next_layer)
+        return self._chunks.chunk(query.profile(snapshot.models), query.next_layer)
 
     def _candidate(
         self, query: Query, snapshot: Snapshot, memory_us: float, compute_us: float, lane: int
     ) -> LayerCandidate:
-        model = snapshot.models[query.model_id]
+        model = query.profile(snapshot.models)
         chunk = self._chunk(query, snapshot)
         widest = min(snapshot.core_count, model.max_ranks)
         return LayerCandidate(

@@ -133,8 +133,8 @@ class PerNode(Policy):
 
     def _left_us(self, query: Query, layer: int) -> float:
         """Return how long one core would have to do with the rest of a query; 0 if that is not known."""
-        model = self._models.get(query.model_id)
-        return 0.0 if model is None else model.remaining_us(layer, 1, query.rows)
+        known = query.model_id in self._models
+        return query.profile(self._models).remaining_us(layer, 1, query.rows) if known else 0.0
 
     def _forget(self, snapshot: Snapshot) -> None:
         """Drop the homes of queries that have left without an end, as cancelled ones do."""

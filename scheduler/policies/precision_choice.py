@@ -1,8 +1,7 @@
 """Whether a query begins in fp32 or in bf16, of a model that is there in both. Pure. Times are microseconds.
 
-Each precision of such a model has a number and a profile of its own. A request that has a deadline waits as one of the
-model in bf16 (`Query.fp32_id` is the other one): policies order, join and give up queries by the shorter time, which is
-what an overload leaves them. A request without a deadline is one of the model in fp32 from the beginning.
+A request that has a deadline waits with the precision DEADLINE: policies order, join and give up queries by the time in
+bf16, the shorter one, which is what an overload leaves them. One without a deadline is in fp32 from the beginning.
 
 The choice is made when a query begins. It is fp32, if by what is predicted
 
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from gangway.artifact.precision import BF16, FP32
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.executor.fast_path import Completed
 from gangway.scheduler.policies.arrival_rate import ArrivalRate
 from gangway.scheduler.policies.base import Policy
@@ -34,14 +33,14 @@ NO_SLACK_US = 1e9  # more than there is until any deadline
 
 
 class PrecisionChooser(Policy):
-    """Any policy, and the precision of what it starts. The policy sees requests that have a deadline in bf16."""
+    """Any policy, and the precision of what it starts."""
 
     def __init__(self, inner: Policy) -> None:
         self._inner = inner
         self.name, self.config = inner.name, inner.config
         self.batches = inner.batches
-        self._in_bf16: dict[int, int] = {}  # numbers of models that were asked, and are there in bf16, too
-        self._rates: dict[int, ArrivalRate] = {}  # of requests with a deadline, by model in fp32
+        self._chooses = False  # a model that is there in both precisions was asked
+        self._rates: dict[int, ArrivalRate] = {}  # of requests with a deadline, by model
         self._now_us = 0.0
         self._models: Mapping[int, ModelProfile] = {}
 
@@ -51,11 +50,11 @@ class PrecisionChooser(Policy):
         In fp32 a query runs from its first layer to its last.
         """
         decisions = self._inner.decide(snapshot)
-        if not self._in_bf16:
+        if not self._chooses:
             return decisions
         self._learn(snapshot)
         starts = {decision.query_id: decision for decision in decisions if isinstance(decision, Start)}
-        either = [query for query in snapshot.waiting if query.fp32_id >= 0 and query.query_id in starts]
+        either = [query for query in snapshot.waiting if query.precision == DEADLINE and query.query_id in starts]
         if not either:
             return decisions
         chosen = _chosen(either, starts, snapshot, self._crowding(snapshot.core_count), self._inner.config)
@@ -64,7 +63,7 @@ class PrecisionChooser(Policy):
     def lone_start(self, model: ModelProfile, core_count: int, level: float) -> LoneStart | None:
         """Return what the policy says, for a query in fp32: with less slack it may be one in bf16."""
         start = self._inner.lone_start(model, core_count, level)
-        if start is None or model.bf16_id < 0:
+        if start is None or model.in_bf16 is None:
             return start
         slack_us = NO_SLACK_US
         if self._inner.config.precision_choice.enabled:
@@ -74,20 +73,18 @@ class PrecisionChooser(Policy):
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for, and let the policy."""
-        if query.fp32_id >= 0:
-            self._in_bf16[query.fp32_id] = query.model_id
-        if self._in_bf16 and query.deadline_us is not None:
-            model_id = query.model_id if query.fp32_id < 0 else query.fp32_id
-            self._rates.setdefault(model_id, ArrivalRate()).arrived(query.arrival_us, query.rows)
-        self._inner.arrived(self._seen(query))
+        self._chooses |= query.precision == DEADLINE
+        if self._chooses and query.deadline_us is not None:
+            self._rates.setdefault(query.model_id, ArrivalRate()).arrived(query.arrival_us, query.rows)
+        self._inner.arrived(query)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Let the policy note an answer."""
-        self._inner.finished(self._seen(query), now_us)
+        self._inner.finished(query, now_us)
 
     def answered(self, model_id: int, requests: Sequence[Completed], first_id: int) -> None:
         """Let the policy note requests that it has not seen."""
-        if self._in_bf16:
+        if self._chooses:
             super().answered(model_id, requests, first_id)
         else:
             self._inner.answered(model_id, requests, first_id)
@@ -95,14 +92,8 @@ class PrecisionChooser(Policy):
     def _learn(self, snapshot: Snapshot) -> None:
         """Note which models there are: numbers of others may be given again."""
         self._now_us, self._models = snapshot.now_us, snapshot.models
-        self._in_bf16 = {number: model.bf16_id for number, model in snapshot.models.items() if model.bf16_id >= 0}
+        self._chooses = any(model.in_bf16 is not None for model in snapshot.models.values())
         self._rates = {number: rate for number, rate in self._rates.items() if number in snapshot.models}
-
-    def _seen(self, query: Query) -> Query:
-        """Return a query as the policy saw it come, whatever it was computed in."""
-        if not self._in_bf16 or query.deadline_us is None or query.model_id not in self._in_bf16:
-            return query
-        return replace(query, model_id=self._in_bf16[query.model_id])
 
     def _crowding(self, core_count: int) -> float:
         """Return by what factor the requests that come lengthen a query's time, in steps."""
@@ -113,10 +104,9 @@ class PrecisionChooser(Policy):
     def _loads(self, core_count: int) -> Iterator[float]:
         """Yield what share of the machine's time each model's requests take."""
         for model_id, rate in self._rates.items():
-            ids = (model_id, self._in_bf16.get(model_id, model_id))
-            rows_us = [self._models[each].work_us(1) for each in ids if each in self._models]
-            if rows_us:
-                yield rate.rows_per_us_at(self._now_us) * sum(rows_us) / len(rows_us) / core_count
+            if (model := self._models.get(model_id)) is not None:
+                row_us = (model.work_us(1) + model.at(BF16).work_us(1)) / 2
+                yield rate.rows_per_us_at(self._now_us) * row_us / core_count
 
 
 def _fp32_slack_us(
@@ -167,21 +157,18 @@ def _deadline_us(query: Query) -> float:
 
 def _fits(query: Query, cores: int, snapshot: Snapshot, crowding: float, config: PolicyConfig) -> bool:
     """Whether a query is in time in fp32 on so many cores, if no more others come than usual."""
-    model = snapshot.models.get(query.fp32_id)
-    if model is None or not config.precision_choice.enabled:
+    model = snapshot.models[query.model_id]
+    if not config.precision_choice.enabled:
         return False
-    error = snapshot.prediction_errors.get(query.fp32_id, 1.0) if config.prediction_error.enabled else 1.0
+    error = snapshot.prediction_errors.get(model.model_id, 1.0) if config.prediction_error.enabled else 1.0
     slack_us = _deadline_us(query) - snapshot.way_back_us - snapshot.now_us
     return _fp32_slack_us(model, cores, query.rows, error, crowding, config) <= slack_us
 
 
 def _more_us(query: Query, start: Start | None, snapshot: Snapshot) -> float:
     """Return how much longer the whole machine has to do with a query in fp32 than in bf16."""
-    exact = snapshot.models.get(query.fp32_id)
-    if exact is None:
-        return 0.0
     cores = _cores_of(query, start, snapshot)
-    return _area_us(exact, 0, cores, query.rows, snapshot) - _query_us(query, cores, snapshot)
+    return _area_us(snapshot.models[query.model_id], 0, cores, query.rows, snapshot) - _query_us(query, cores, snapshot)
 
 
 def _spare_us(starts: Mapping[int, Start], snapshot: Snapshot) -> float:
@@ -198,7 +185,8 @@ def _spare_us(starts: Mapping[int, Start], snapshot: Snapshot) -> float:
     if not any(waits for _, _, waits in claims):
         return float("inf")
     for block in snapshot.running:
-        if block.query.deadline_us is not None and (model := snapshot.models.get(block.query.model_id)) is not None:
+        if block.query.deadline_us is not None and block.query.model_id in snapshot.models:
+            model = block.query.profile(snapshot.models)
             area_us = _area_us(model, block.layer, len(block.cores), block.query.rows, snapshot)
             claims.append((block.query.deadline_us, area_us, False))
     spare_us, planned_us = float("inf"), snapshot.now_us + snapshot.way_back_us
@@ -213,11 +201,11 @@ def _cores_of(query: Query, start: Start | None, snapshot: Snapshot) -> int:
     """Return the cores that a query begins on, or else those that it can use."""
     if start is not None:
         return len(start.cores)
-    return max(1, min(snapshot.models[query.model_id].max_ranks, snapshot.core_count))
+    return max(1, min(query.profile(snapshot.models).max_ranks, snapshot.core_count))
 
 
 def _query_us(query: Query, cores: int, snapshot: Snapshot) -> float:
-    return _area_us(snapshot.models[query.model_id], query.next_layer, cores, query.rows, snapshot)
+    return _area_us(query.profile(snapshot.models), query.next_layer, cores, query.rows, snapshot)
 
 
 def _area_us(model: ModelProfile, layer: int, cores: int, rows: int, snapshot: Snapshot) -> float:
@@ -226,8 +214,8 @@ def _area_us(model: ModelProfile, layer: int, cores: int, rows: int, snapshot: S
 
 
 def _in_fp32(start: Start, query: Query, snapshot: Snapshot) -> Start:
-    """Return the Start of the same query as one of the other model, whose layers are others."""
-    model = snapshot.models[query.fp32_id]
+    """Return the Start of the same query in fp32, where the layers are others."""
+    model = snapshot.models[query.model_id]
     versions = fastest_versions(model, snapshot.level, min(len(start.cores), model.cores))
     return _with_reason(replace(start, end_layer=model.layers, versions=versions, blocks=()), FP32, IN_TIME)
 

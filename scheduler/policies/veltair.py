@@ -63,7 +63,7 @@ class SpatialPolicy(Policy):
                 if leases <= 0:
                     continue
                 leases -= 1
-            of = self.demands_of(snapshot.models[query.model_id], query, load.level)
+            of = self.demands_of(query.profile(snapshot.models), query, load.level)
             active_cores += of.average_cores
             block = self.unit(of, query.next_layer, snapshot.core_count, active_cores)
             decisions.append(self._start(query, block, of, snapshot.core_count, free))
@@ -95,7 +95,7 @@ class SpatialPolicy(Policy):
         reason = f"in conflict: {len(cores)} of {wanted} cores now"
         if not self.adapts_versions:
             return Resize(query_id, cores, reason)
-        of = self.demands_of(snapshot.models[block.query.model_id], block.query, level)
+        of = self.demands_of(block.query.profile(snapshot.models), block.query, level)
         versions = of.versions_on(len(cores))[block.query.next_layer : block.end_layer]
         return Resize(query_id, cores, reason, versions if any(versions) else ())
 
@@ -119,7 +119,7 @@ class SpatialPolicy(Policy):
             ends = about_to_end(block, snapshot)
             busy += len(block.cores)
             staying += 0 if ends else len(block.cores)
-            if not ends or block.end_layer < snapshot.models[block.query.model_id].layers:
+            if not ends or block.end_layer < block.query.profile(snapshot.models).layers:
                 blocks.append(block)
         level = snapshot.level * staying / busy if busy else 0.0
         if not self.adapts_blocks:
@@ -127,12 +127,12 @@ class SpatialPolicy(Policy):
         return InterferenceLoad(level, sum(self._average(block, snapshot, level) for block in blocks))
 
     def _average(self, block: RunningBlock, snapshot: Snapshot, level: float) -> float:
-        return self.demands_of(snapshot.models[block.query.model_id], block.query, level).average_cores
+        return self.demands_of(block.query.profile(snapshot.models), block.query, level).average_cores
 
 
 def about_to_end(block: RunningBlock, snapshot: Snapshot) -> bool:
     """Tell whether less than a tenth of a unit's predicted time is left."""
-    profile, query = snapshot.models[block.query.model_id], block.query
+    profile, query = block.query.profile(snapshot.models), block.query
     level = snapshot.level
     time_us = profile.span_us(query.next_layer, block.end_layer, len(block.cores), query.rows, level)
     return snapshot.now_us - block.started_us > (1 - ABOUT_TO_END) * time_us
@@ -287,7 +287,7 @@ class ModelFcfs(Policy):
         for query in snapshot.waiting:
             if not free or (not query.started and leases <= 0):
                 break
-            profile = snapshot.models[query.model_id]
+            profile = query.profile(snapshot.models)
             of = self.demands_of(profile, query, snapshot.level)
             wanted = min(_gang_size(profile, of, query), snapshot.core_count)
             if not 0 < wanted <= len(free):

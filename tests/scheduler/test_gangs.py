@@ -11,6 +11,7 @@ from gangway.scheduler.policy import Query, Start
 from gangway.scheduler.units import whole_request
 
 LAYERS = 3
+KNOWN = {7}
 MODEL = LoadModel(7, "model", "0" * 64, LAYERS, max_ranks=1, arena_bytes=64, max_rows=1)
 
 
@@ -33,11 +34,12 @@ def test_of_those_that_wait_for_one_worker_the_last_is_seen(control):
     """A policy counts cores: two blocks on one of two would leave none for who waits."""
     gangs = GangTable(control)
     first, last, other = take_over(gangs, 1, 0), take_over(gangs, 2, 0), take_over(gangs, 3, 1)
-    assert [(block.query.query_id, block.cores) for block in gangs.running(20.0)] == [(2, (0,)), (3, (1,))]
+    assert [(block.query.query_id, block.cores) for block in gangs.running(20.0, KNOWN)] == [(2, (0,)), (3, (1,))]
     assert gangs.count == 3 and gangs.models_under_way() == [7, 7, 7]
     for gang in (first, other):
         gangs.leave(LeaseLeft(gang.lease, 0, 1, LeftReason.DONE, 0, 0), 30.0)
         gangs.close(gang)
-    assert [block.query.query_id for block in gangs.running(40.0)] == [2]
+    assert [block.query.query_id for block in gangs.running(40.0, KNOWN)] == [2]
+    assert not gangs.running(40.0, known=()), "its artifact is being unloaded"
     gangs.leave(LeaseLeft(last.lease, 0, 1, LeftReason.DONE, 0, 0), 50.0)
-    assert not gangs.running(60.0)
+    assert not gangs.running(60.0, KNOWN)

@@ -4,6 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.scheduler.observability import TraceWriter, describe
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.profiles import ModelProfile
@@ -44,12 +47,13 @@ def test_a_line_says_what_was_decided_and_on_what_grounds() -> None:
     assert "model" not in describe(Wake(2000.0), SNAPSHOT)
 
 
-def test_a_line_names_the_model_that_is_chosen() -> None:
-    in_bf16 = replace(MODEL, model_id=5, name="resnet50, in bf16")
-    query = replace(WAITING, model_id=5, fp32_id=4, started=False, next_layer=0)
-    state = replace(SNAPSHOT, waiting=[query], models={4: MODEL, 5: in_bf16})
-    names = [describe(Start(12, 9, (1,), precision=precision), state)["model"] for precision in ("fp32", "bf16")]
-    assert names == ["resnet50", "resnet50, in bf16"]
+@pytest.mark.parametrize("precision", [FP32, BF16])
+def test_a_line_names_the_precision_that_is_chosen(precision: str) -> None:
+    either = replace(MODEL, in_bf16=replace(MODEL, model_id=5, name="resnet50, in bf16"))
+    query = replace(WAITING, precision=DEADLINE, started=False, next_layer=0)
+    state = replace(SNAPSHOT, waiting=[query], models={4: either})
+    line = describe(Start(12, 9, (1,), precision=precision), state)
+    assert (line["model"], line["precision"], line["waiting"]) == ("resnet50", precision, {"resnet50": 1})
 
 
 def test_the_file_has_a_line_per_decision_and_an_end(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.capacity import carries, find_capacity
 from gangway.simulator.machine import Machine
 from gangway.simulator.rates import one_core_rate
@@ -60,15 +61,12 @@ def on_spare_cores(cores: int) -> Scenario:
 def in_either_precision(cores: int) -> Scenario:
     """Return the load with models that are there in bf16, too, where they take a fifth of the time."""
     exact = on_spare_cores(cores)
-    fast = {
-        number: replace(
-            model,
-            latency_us=tuple(tuple(tuple(us / 5 for us in times) for times in layer) for layer in model.latency_us),
-            isolated_us=model.isolated_us / 5,
-        )
-        for number, model in exact.models.items()
-    }
-    return replace(exact, in_bf16=fast)
+    return replace(exact, models={number: with_bf16(model) for number, model in exact.models.items()})
+
+
+def with_bf16(model: ModelProfile) -> ModelProfile:
+    latency_us = tuple(tuple(tuple(us / 5 for us in times) for times in layer) for layer in model.latency_us)
+    return replace(model, in_bf16=replace(model, latency_us=latency_us, isolated_us=model.isolated_us / 5))
 
 
 def test_cores_carry_more_than_they_can_in_fp32_where_deadlines_choose_bf16() -> None:

@@ -78,7 +78,7 @@ def test_a_model_in_bf16_bounds_as_its_faster_form() -> None:
     exact = make_scenario(parse_mix("resnet50=1"), 4)
     model = exact.models[0]
     halves = tuple(tuple(tuple(us / 2 for us in times) for times in layer) for layer in model.latency_us)
-    either = replace(exact, in_bf16={0: replace(model, latency_us=halves)})
+    either = replace(exact, models={0: replace(model, in_bf16=replace(model, latency_us=halves))})
     assert capacity_bound(either) == pytest.approx(2 * capacity_bound(exact))
 
 

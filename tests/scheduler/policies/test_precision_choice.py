@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.artifact.precision import BF16, FP32
+from gangway.artifact.precision import BF16, DEADLINE, FP32
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.gangway import Gangway
@@ -27,9 +27,9 @@ def profile(number: int, layers_us: Sequence[float], **fields: int) -> ModelProf
     return ModelProfile(number, f"model {number}", len(times), 2, times, measured=True, **fields)
 
 
+IN_BF16 = profile(FAST, (4e3, 2e3))
 MODELS = {
-    EXACT: profile(EXACT, (4e3, 3e3, 3e3), bf16_id=FAST),
-    FAST: profile(FAST, (4e3, 2e3)),
+    EXACT: replace(profile(EXACT, (4e3, 3e3, 3e3)), in_bf16=IN_BF16),
     OTHER: profile(OTHER, (8e3,)),
 }
 
@@ -54,7 +54,7 @@ class Scripted(Policy):
 
 
 def either(query_id: int, deadline_us: float | None, **fields: int) -> Query:
-    return replace(Query(query_id, FAST, 1, 0.0, deadline_us, fp32_id=EXACT), **fields)
+    return replace(Query(query_id, EXACT, 1, 0.0, deadline_us, precision=DEADLINE), **fields)
 
 
 def start(query_id: int, *cores: int) -> Start:
@@ -161,8 +161,7 @@ def test_the_parts_of_a_batch_have_one_precision(
 def test_a_batch_in_rounds_stays_in_bf16() -> None:
     """How many rounds follow, nobody sees."""
     waiting = batch(1e6, rounds=2)
-    assert [query.fp32_id for query in waiting] == [-1] * 4
-    assert {query.model_id for query in waiting} == {FAST}
+    assert [query.precision for query in waiting] == [BF16] * 4
 
 
 def test_others_are_left_alone() -> None:
@@ -171,12 +170,6 @@ def test_others_are_left_alone() -> None:
     chooser = PrecisionChooser(Scripted(*decisions))
     chooser.arrived(waiting[2])
     assert tuple(chooser.decide(snapshot(waiting))) == decisions
-
-
-def test_without_the_model_in_fp32_it_is_bf16() -> None:
-    waiting = [either(1, 1e6)]
-    state = snapshot(waiting, models={FAST: MODELS[FAST]})
-    assert chosen(waiting, start(1), state=state)[0].precision == BF16
 
 
 def test_the_part_can_be_left_out() -> None:
@@ -207,32 +200,20 @@ def test_under_load_more_time_must_be_left() -> None:
 
 def test_a_lone_query_needs_the_same_slack() -> None:
     chooser = PrecisionChooser(Gangway())
-    plain = Gangway().lone_start(MODELS[FAST], 2, 0.0)
-    assert chooser.lone_start(MODELS[FAST], 2, 0.0) == plain
+    plain = Gangway().lone_start(IN_BF16, 2, 0.0)
+    assert chooser.lone_start(IN_BF16, 2, 0.0) == plain
     begun, bare = chooser.lone_start(MODELS[EXACT], 2, 0.0), Gangway().lone_start(MODELS[EXACT], 2, 0.0)
     assert begun is not None and bare is not None
     assert replace(begun, min_slack_us=bare.min_slack_us) == bare
     assert begun.min_slack_us == pytest.approx(MARGIN * 10e3 / begun.cores)
 
 
-def test_the_policy_sees_timed_requests_in_bf16() -> None:
-    """Also those that were computed in fp32, so that what came is what is finished."""
-    policy = Scripted()
-    chooser = PrecisionChooser(policy)
-    chooser.arrived(either(1, 1e5))
-    in_fp32 = Query(1, EXACT, 1, 0.0, 1e5)
-    chooser.finished(in_fp32, 2e4)
-    chooser.arrived(replace(in_fp32, deadline_us=None))
-    assert [query.model_id for query in policy.seen] == [FAST, FAST, EXACT]
-
-
-def test_a_number_that_is_given_again_means_another_model() -> None:
-    policy = Scripted()
-    chooser = PrecisionChooser(policy)
-    chooser.arrived(either(1, 1e5))
-    chooser.decide(snapshot([], models={EXACT: replace(MODELS[EXACT], bf16_id=-1)}))
-    chooser.arrived(Query(2, EXACT, 1, 0.0, 1e5))
-    assert [query.model_id for query in policy.seen] == [FAST, EXACT]
+@pytest.mark.parametrize(("precision", "profile"), [(DEADLINE, IN_BF16), (BF16, IN_BF16), (FP32, MODELS[EXACT])])
+def test_a_query_has_the_times_of_its_precision(precision: str, profile: ModelProfile) -> None:
+    """While it is to be chosen those in bf16; in whatever precision, those of the only one that there is."""
+    query = replace(either(1, 1e5), precision=precision)
+    assert query.profile(MODELS) is profile
+    assert replace(query, model_id=OTHER).profile(MODELS) is MODELS[OTHER]
 
 
 @pytest.mark.parametrize("name", ["gangway", "model_fcfs", "edf", "veltair", "layerweaver"])
