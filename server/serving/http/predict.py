@@ -9,8 +9,9 @@ import base64
 import binascii
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from operator import methodcaller
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -171,12 +172,10 @@ def _shape_of_text(numbers: NumberText, where: str) -> tuple[int, ...]:
     Each step takes the innermost arrays away, which are equal if they are nested evenly. That all numbers are at one
     depth is found out when they are read.
     """
-    pieces = []
-    for at in range(numbers.begin, numbers.end, _SCAN_BYTES):
-        pieces.append(numbers.text[at : min(at + _SCAN_BYTES, numbers.end)].translate(None, _NO_STRUCTURE))
-        time.sleep(PAUSE_S)
-    structure = b"".join(pieces)
-    depth = len(structure) - len(structure.lstrip(b"["))
+    begins = range(numbers.begin, numbers.end, _SCAN_BYTES)
+    parts = (numbers.text[begin : min(begin + _SCAN_BYTES, numbers.end)] for begin in begins)
+    structure = _slowly(parts, methodcaller("translate", None, _NO_STRUCTURE))
+    depth = len(structure[: MAX_RANK + 1]) - len(structure[: MAX_RANK + 1].lstrip(b"["))
     shape: list[int] = []
     while structure and len(shape) <= MAX_RANK:
         end = structure.find(b"]") + 1
@@ -184,10 +183,28 @@ def _shape_of_text(numbers: NumberText, where: str) -> tuple[int, ...]:
         if end == 0 or begin < 0:
             break
         shape.insert(0, end - begin - 1)
-        structure = structure.replace(structure[begin:end], b"")
+        structure = _slowly(_cut(structure), methodcaller("replace", structure[begin:end], b""))
     if structure or len(shape) != depth:
         invalid(f"{where}: its arrays are not nested evenly")
     return tuple(shape)
+
+
+def _slowly(parts: Iterable[bytes], change: Callable[[bytes], bytes]) -> bytes:
+    """Return all parts, changed, with pauses in which other threads run."""
+    changed = []
+    for part in parts:
+        changed.append(change(part))
+        time.sleep(PAUSE_S)
+    return b"".join(changed)
+
+
+def _cut(structure: bytes) -> Iterator[bytes]:
+    """Yield parts that end behind a closing bracket, so that none cuts an innermost array."""
+    at = 0
+    while at < len(structure):
+        end = structure.rfind(b"]", at, at + _SCAN_BYTES) + 1 or structure.find(b"]", at) + 1 or len(structure)
+        yield structure[at:end]
+        at = end
 
 
 # -- the answer

@@ -384,6 +384,12 @@ def json_image(http: Ask, _url: str) -> None:
     assert http("POST", "/v2/models/mobilenetv2/infer", json.dumps({"inputs": [given]}).encode()).status == 200
 
 
+def json_rows(http: Ask, _url: str) -> None:
+    """Almost 16 MiB of rows of one number each, whose shape must be found."""
+    text = b'{"instances":[' + b"[1]," * ((4 << 20) - 16) + b"[1]]}"
+    assert http("POST", "/v1/models/mlp:predict", text).status == 400
+
+
 def typed_numbers(_http: Ask, url: str) -> None:
     """16 MiB of numbers of one byte each, for a model that takes 16."""
     request = pb.ModelInferRequest(model_name="simple")
@@ -397,7 +403,7 @@ def typed_numbers(_http: Ask, url: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "send", sampled([json_bomb, json_values, json_image, typed_numbers], [json_values, typed_numbers])
+    "send", sampled([json_bomb, json_values, json_image, json_rows, typed_numbers], [json_values, typed_numbers])
 )
 def test_large_texts_do_not_hold_up_others(unharmed: Any, live_http: Ask, send: Callable[[Ask, str], None]) -> None:
     sender = threading.Thread(target=lambda: [send(live_http, unharmed.url) for _ in range(2)])
