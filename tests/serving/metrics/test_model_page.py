@@ -106,7 +106,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, (config, code) in MODELS.items():
         write(repository, name, code, config)
     (repository / "classes" / "labels.txt").write_text("cat\na <b>dog</b>\nbird: small\n")
-    with serving(repository) as found:
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*") as found:
         yield found
 
 
@@ -226,6 +226,24 @@ def test_a_restricted_route_is_said_and_may_be_unlocked(page: Browser, tmp_path:
         assert rows(page)["y"] == page.value(
             "fields[0].input.example.values.map(each => +(each + 1).toPrecision(6)).join(', ')"
         )
+
+
+def test_states_and_versions_are_shown_as_they_change(page: Browser, served: Served) -> None:
+    states = "[...document.querySelectorAll('#versions td')].map(cell => cell.textContent)"
+    visit(page, served.server, "sums")
+    assert page.value(states) == ["1", "READY", ""]
+    page.value("location.hash = '#1'")
+    page.until("$('python').textContent.includes('model_version')")
+    served.client.unload_model("sums")
+    page.value("load()")
+    page.until(f"{states}[1] === 'UNAVAILABLE'")
+    assert page.value(states) == ["1", "UNAVAILABLE", "unloaded"]
+    assert page.value("$('ready').hidden && $('problem').textContent")
+    served.client.load_model("sums")
+    page.until("!$('ready').hidden && !$('problem').textContent")
+    page.open(f"http://{served.server.http_url}/models/nobody")
+    page.until("$('problem').textContent.includes(\"unknown model: 'nobody'\")")
+    page.faults.clear()
 
 
 def test_many_answers_come_as_events(page: Browser, served: Served) -> None:
