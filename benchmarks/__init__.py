@@ -6,6 +6,7 @@ A folder is a suite, and has a page of results:
   `papers`: the page of that name in `docs/measurements`; `scheduling`: its notes; `startup`: its overview.
 - `conformance` and `fuzz.differential`: `docs/reference/operators.md`; `differential`: `docs/reference/triton.md`;
   `differences`: `docs/reference/differences.md`.
+- `embeddings`: `docs/measurements/serving.md`.
 - `other_clients`, `fuzz`: `docs/reference/clients.md`; `python_models`: `docs/how-to/python-models.md`.
 
 `--json benchmarks/SUITE/results.json` enters the tables of a run there, of which `python -m docs.generate` makes pages.

@@ -13,7 +13,7 @@ SECTIONS = {
 }
 # Pages that come first in their section, in this order; the others follow by name.
 FIRST = {
-    "tutorials": ("first-model", "image-to-label", "three-models", "from-triton"),
+    "tutorials": ("first-model", "image-to-label", "embeddings", "three-models", "from-triton"),
     "how-to": (
         "install",
         "container",

@@ -7,6 +7,7 @@ import pytest
 
 from testing.pages import PageReader, blocks_of
 from tests.conftest import CompiledZoo
+from tests.helpers.text_models import TextModel
 
 pytestmark = pytest.mark.long
 
@@ -26,6 +27,8 @@ def cache(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_works(page: Path, tmp_path: Path, cache: Path) -> None:
     blocks = list(blocks_of(page))
+    if page.stem == "embeddings":  # whose export needs PyTorch, and weights
+        TextModel(tmp_path / "models", "minilm", scores=False)
     assert {"run", "serve"} <= {block.action for block in blocks}
     with closing(PageReader(tmp_path, cache)) as reader:
         for block in blocks:

@@ -1,7 +1,7 @@
 """Texts and tokens as requests to a model: rows of one padded length are a batch; and what becomes of its answers.
 
 A request has rows of one length, and the scheduler joins requests of one length, so lengths are rounded up to few:
-those of `gangway_buckets`, or multiples of LENGTH_STEP. Padding is masked, so it does not change an answer.
+those of `gangway_buckets`, or LENGTHS. Padding is masked, so it does not change an answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,8 @@ from gangway.server.models.embeddings import CLS, IDS, LAST, MASK, MEAN, POSITIO
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tokenizer import Text, Tokens
 
-LENGTH_STEP: Final = 8
+# Few, since each is compiled, and near each other, since padding is computed, too.
+LENGTHS: Final = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
 MOST_ROWS: Final = 32  # of a request: more would make others wait for longer
 LEAST_NORM: Final = 1e-12  # of a vector that is divided by it
 
@@ -82,8 +83,9 @@ class _Lengths:
         self._fixed = tensor.shape[1]
         self._is_exact = MASK not in model.inputs
         symbol = tensor.symbols[1] if tensor.symbols else ""
-        self._buckets = sorted(bucket_sizes(model.config).get(symbol, ()))
         self._most = settings.max_tokens
+        usual = (*(length for length in LENGTHS if length < self._most), self._most)
+        self._buckets = sorted(bucket_sizes(model.config).get(symbol, usual))
 
     def padded(self, length: int) -> int:
         """Return the length that a row of so many tokens gets."""
@@ -91,8 +93,7 @@ class _Lengths:
             return self._fixed
         if self._is_exact:
             return length
-        bucket = next((size for size in self._buckets if size >= length), 0)
-        return bucket or min(-(-length // LENGTH_STEP) * LENGTH_STEP, max(length, self._most))
+        return next((size for size in self._buckets if size >= length), length)
 
 
 def _token_batch(
