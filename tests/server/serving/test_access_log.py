@@ -232,6 +232,17 @@ def test_a_file_that_is_slow_holds_up_nobody(caplog: pytest.LogCaptureFixture) -
     assert {line.split(b" ", 2)[2] for line in lines}.pop().startswith(b"protocol=HTTP client=127.0.0.1:1 method=GET")
 
 
+def test_a_full_disk_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = AccessLog(AccessLogOptions("/dev/full"), "default")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            access = log.begin("HTTP", "", "GET", b"/")
+            assert access is not None
+            access.end(200)
+        log.close()
+    assert caplog.messages == ["cannot write the access log to /dev/full: No space left on device"]
+
+
 @pytest.mark.long
 def test_front_ends_write_to_standard_output(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
