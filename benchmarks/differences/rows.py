@@ -129,6 +129,7 @@ DIFFERENCES: Sequence[Difference] = (
                         " count_include_pad = 1>"),
         [_VALUES],
         {ORT: [1, 3, 2], REFERENCE: [1, 3, 2], TVM: [1, 3, 2], GANGWAY: [1, 3, 2], OPENVINO: [1, 3, 4 / 3]},
+        shown_by="findings/openvino_ceil_mode_pools_beyond_padding.sh",
     ),
     Difference(
         POOLS, "LpPool with `ceil_mode`",
@@ -152,6 +153,7 @@ DIFFERENCES: Sequence[Difference] = (
         " y = QuantizeLinear(x, s, z) }",
         [[0.5, 1.5, 2.5]],
         {**_same((ORT, REFERENCE, TVM, GANGWAY), [1, 3, 3]), OPENVINO: [2, 2, 4]},
+        shown_by="findings/openvino_quantises_beside_the_zero_point.sh",
     ),
     Difference(
         QUANTISED, "QuantizeLinear of NaN and infinity to int8",
@@ -254,6 +256,7 @@ DIFFERENCES: Sequence[Difference] = (
         "onnxruntime's",
         _UNARY.format("float", 3, "float", "n", "Unique"), [[NAN, 1, 2]],
         {ORT: [NAN], GANGWAY: [NAN], REFERENCE: [1, 2, NAN], OPENVINO: [NAN, 1, 2]},
+        shown_by="findings/onnxruntime_unique_loses_numbers_to_nan.sh",
     ),
     Difference(
         NOT_NUMBERS, "Relu", "TVM and OpenVINO answer 0 for NaN.", "NaN",
@@ -282,6 +285,7 @@ DIFFERENCES: Sequence[Difference] = (
         _TREE, [[0.5, 0.6]],
         {ORT: [1, 1, 0.9, 0.1, 0.3, 0.7], GANGWAY: [1, 1, 0.9, 0.1, 0.3, 0.7],
          REFERENCE: [10, 20, 0.9, 0.1, 0.3, 0.7]},
+        shown_by="findings/onnxruntime_two_class_trees_answer_1.sh",
     ),
     Difference(
         TREES, "Scores of a LinearClassifier with one row of coefficients",
