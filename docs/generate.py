@@ -56,7 +56,7 @@ def commands() -> Iterator[str]:
             parser = parser_of(name)
             actions = (action for action in parser._actions if not action.option_strings)
             arguments = " ".join(_argument(parser, action) for action in actions)
-            sentence = _cell(parser.description or "").partition(". ")[0].rstrip(".")
+            sentence = re.split(r"[:.] ", _cell(parser.description or ""), maxsplit=1)[0].rstrip(".")
             yield from ("", f"## gangway {name}", "", f"{arguments and f'{arguments}: '}{sentence}.")
 
 

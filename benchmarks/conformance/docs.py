@@ -45,7 +45,11 @@ def write_docs(path: Path, results: Sequence[Result]) -> None:
         _HEAD.format(version=onnx.__version__),
         _total(scope),
         f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
-        *([f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later)}"] if later else []),
+        *(
+            [f"## Tests of later opsets\n\nThe total above does not count them.\n\n{_table(later, with_reasons=False)}"]
+            if later
+            else []
+        ),
         differences(),
         f"## Without a test in scope\n\n{_untested(results)}",
     ]
@@ -71,29 +75,30 @@ def _total(scope: Sequence[Result]) -> str:
     )
 
 
-def _table(results: Sequence[Result]) -> str:
+def _table(results: Sequence[Result], with_reasons: bool = True) -> str:
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for case, outcome in results:
         groups[case.operator].append(outcome)
     native = [name for name in sorted(groups) if all(each.passed and each.how == NATIVE for each in groups[name])]
     relax = [name for name in sorted(groups) if name not in native and all(each.is_compiled for each in groups[name])]
     rows = [_row(name, groups[name]) for name in sorted(groups.keys() - {*native, *relax})]
-    return table(native, relax, rows)
+    return table(native, relax, rows, with_reasons)
 
 
-def table(native: Sequence[str], relax: Sequence[str], rows: Sequence[Row]) -> str:
-    """Return lists of the operators of which all tests are compiled, and the others by what stands in the way."""
+def table(native: Sequence[str], relax: Sequence[str], rows: Sequence[Row], with_reasons: bool = True) -> str:
+    """Return lists of the operators of which all tests are compiled, and the others, or by what stands in the way."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, counts, why in rows:
-        by_reason[why].append(f"{name} ({counts})" if counts else name)
+        by_reason[why if with_reasons else ""].append(f"{name} ({counts})" if counts else name)
     by_count = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    return "\n".join([
-        _all("native", native),
-        _all("native or by Relax", relax),
-        "onnxruntime computes some of the tests, by what stands in the way:\n",
-        *(f"- {why}: {', '.join(some)}" for why, some in by_count),
-        "",
-    ])  # fmt: skip
+    others = (
+        ["onnxruntime computes some of the tests, by what stands in the way:\n"]
+        + [f"- {why}: {', '.join(some)}" for why, some in by_count]
+        + [""]
+        if with_reasons
+        else [f"onnxruntime computes some of the tests of {', '.join(by_reason[''])}.\n"]
+    )
+    return "\n".join([_all("native", native), _all("native or by Relax", relax), *others])
 
 
 def _all(how: str, names: Sequence[str]) -> str:

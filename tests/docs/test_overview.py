@@ -15,7 +15,7 @@ NO_FIGURE = re.compile(r"\([^)]*\)")  # what a bracket adds: numbers of clients,
 def rows() -> list[list[str]]:
     """The cells of each row that names a section."""
     lines = (MEASUREMENTS / "overview.md").read_text().splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return [row for row in cells if len(row) == 4 and re.search(r"\]\([a-z-]+\.md", row[3])]
 
 
