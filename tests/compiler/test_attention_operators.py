@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine
 from tests.helpers.onnx_models import save_model
+from tests.helpers.sampled import sampled
 
 Array = Any
 Compare = Callable[..., list[str]]
@@ -82,7 +83,7 @@ def attention(inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
     return node("Attention", inputs, outputs, **attributes)
 
 
-@pytest.mark.parametrize("opset", [23, 24, 25])
+@pytest.mark.parametrize("opset", sampled([23, 24, 25], [24]))
 def test_operator_of_onnx(compare: Compare, opset: int) -> None:
     heads = {"q_num_heads": HEADS, "kv_num_heads": HEADS}
     shared = {"q_num_heads": HEADS, "kv_num_heads": 2}
@@ -104,7 +105,7 @@ def test_operator_of_onnx(compare: Compare, opset: int) -> None:
     assert "Softmax" not in operators
 
 
-@pytest.mark.parametrize("opset", [24, 25])
+@pytest.mark.parametrize("opset", sampled([24, 25], [24]))
 def test_keys_that_count(compare: Compare, opset: int) -> None:
     nodes = [
         attention(["q", "k", "v", "", "", "", "count"], ["y"], q_num_heads=HEADS, kv_num_heads=HEADS),
@@ -160,7 +161,7 @@ def test_rotary_positions_of_onnxruntime(compare: Compare) -> None:
     compare(nodes, {**constants, "w": np.eye(C, dtype=np.float32)}, domain="com.microsoft")
 
 
-@pytest.mark.parametrize("opset", [23, 25])
+@pytest.mark.parametrize("opset", sampled([23, 25], [25]))
 def test_rotary_positions_before_attention(compare: Compare, opset: int) -> None:
     """Both as operators of ONNX."""
     random = np.random.default_rng(6)
@@ -195,7 +196,7 @@ def test_products_as_equations(compare: Compare) -> None:
     assert "Einsum" not in operators
 
 
-@pytest.mark.parametrize(("target", "areas"), [(None, 1), ("avx2", 1), (None, 2)])
+@pytest.mark.parametrize(("target", "areas"), sampled([(None, 1), ("avx2", 1), (None, 2)], [(None, 1)]))
 def test_pixels_of_an_image(compare: Compare, target: str | None, areas: int) -> None:
     """Between convolutions that look beyond a pixel, of which one reads the values, too; in areas of some rows."""
     random = np.random.default_rng(5)
@@ -290,7 +291,7 @@ def exported(heads: int, size: int) -> tuple[list[Any], dict[str, Array]]:
     return nodes, constants
 
 
-@pytest.mark.parametrize("target", [None, "avx2"])
+@pytest.mark.parametrize("target", sampled([None, "avx2"], [None]))
 @pytest.mark.parametrize(("heads", "size"), [(4, 16), (3, 20)])
 def test_layers_of_an_exporter(compare: Compare, target: str | None, heads: int, size: int) -> None:
     nodes, constants = exported(heads, size)

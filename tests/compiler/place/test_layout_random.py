@@ -108,7 +108,7 @@ class Generator:
         self.nodes.append(helper.make_node("Gemm", [flat, weights], ["y"]))
 
 
-@pytest.mark.parametrize("seed", sampled(range(16), range(6)))
+@pytest.mark.parametrize("seed", sampled(range(16), range(2)))
 def test_random_network(check: Callable[..., list[str]], network: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     size = (int(random.choice([1, 3, 16, 20])), *(int(n) for n in random.integers(5, 16, 2)))

@@ -63,6 +63,7 @@ def test_a_model_cannot_fill_the_queue() -> None:
     assert len(order) == MAX_QUEUED + 1 and order[1] == "b"
 
 
+@pytest.mark.long
 def test_sizes_share_a_process_whose_death_is_one_jobs_failure(tmp_path: Path) -> None:
     path, cache = save(tmp_path / "model.onnx"), tmp_path / "cache"
     cache.mkdir()
