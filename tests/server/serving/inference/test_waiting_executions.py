@@ -45,6 +45,7 @@ class Execution:
     given: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
     execution: int = 1
     urgency: tuple[int, int] = 0, 0
+    goes_on: bool = False
 
     @property
     def address(self) -> str:
