@@ -192,22 +192,28 @@ class LiveScheduler:
 
     def _wait(self, seen: int) -> None:
         """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
-        skip_completions, waited = self._may_skip_completions(), False
-        end_us = _now_us() + WATCH_WAIT_US  # whoever looks on sees that it gets on
-        while skip_completions and self.fast_path is not None and self.fast_path.may_begin():
+        if self.fast_path is None or not self._begin_undecided(self.fast_path):
+            self._wait_for_bell(seen)
+
+    def _begin_undecided(self, fast_path: FastPathScheduler) -> bool:
+        """Let requests begin as long as nothing else happens; False if there may be something to decide at once."""
+        has_waited, end_us = False, _now_us() + WATCH_WAIT_US  # whoever looks on sees that it gets on
+        while self._may_skip_completions() and fast_path.may_begin():
             self._execution.settled()  # nobody could begin, and nobody grow: there is nothing to decide
-            self.fast_path.poll(self._control_seq, self._spin_us, self._wait_us(), WATCH_WAIT_US)
-            waited = True
-            now_us = _now_us()
+            fast_path.poll(self._control_seq, self._spin_us, self._wait_us(), WATCH_WAIT_US)
+            has_waited, now_us = True, _now_us()
             if not self._poll_workers(now_us) or now_us >= end_us:
                 break  # it is something else; after one of them has left others may come as before
-            skip_completions = self._may_skip_completions()
-        if not waited:
-            # Woken when the last gang ends, it begins the next request without a decision.
-            skip_completions = skip_completions and not (self.fast_path is not None and self.fast_path.models)
-            skip_us = 0.0 if skip_completions else self._dispatcher.skip_best_effort_us(_now_us())
-            wait_us = min(self._wait_us(), int(skip_us)) if skip_us else self._wait_us()
-            self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, skip_completions, skip_us > 0)
+        return has_waited
+
+    def _wait_for_bell(self, seen: int) -> None:
+        """Wait until somebody rings whose message may change a decision."""
+        # Woken when the last gang ends, an open fast path begins the next request without a decision.
+        is_open = self.fast_path is not None and bool(self.fast_path.models)
+        skip_completions = self._may_skip_completions() and not is_open
+        skip_us = 0.0 if skip_completions else self._dispatcher.skip_best_effort_us(_now_us())
+        wait_us = min(self._wait_us(), int(skip_us)) if skip_us else self._wait_us()
+        self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, skip_completions, skip_us > 0)
 
     def _may_skip_completions(self) -> bool:
         """Whether nobody could use the cores of a query that is answered, and nothing else waits for its gang's end."""

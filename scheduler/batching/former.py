@@ -161,30 +161,35 @@ class BatchFormer:
         self, group: WaitingGroup, model: BatchModel, now_us: float, is_alone: bool, error: float, selection: _Selection
     ) -> None:
         """Show the next batches of one kind. `is_alone`: nobody else wants the cores."""
-        rows = group.rows
         joins = model.joins(group.in_order[0])
-        may_wait = is_alone and joins and model.gap_worth_waiting_us(rows) is not None
-        batch_rows = model.next_rows(rows) if joins else 1
+        may_wait = is_alone and joins and model.gap_worth_waiting_us(group.rows) is not None
+        batch_rows = model.next_rows(group.rows) if joins else 1
         if batch_rows == 1 and not may_wait:
-            candidates = _candidates(group, now_us, selection)
-            if rows == len(group):
-                selection.queries += candidates
-                return
-            for query in candidates:
-                self._add_batch([query], query.deadline_us, model, error, selection)
+            self._add_one_by_one(group, model, now_us, error, selection)
             return
-        most = max(BATCHING.min_shown, model.cores)
-        batch_rows = batch_rows or rows
-        done_us = now_us + self._way_back_us
+        most = max(BATCHING.min_shown, model.cores)  # batches
         most_late = min(model.cores, selection.max_late(group.priority)) if selection.is_long else most
-        first_us = done_us + model.min_row_us
-        on_time, others = group.split_at(first_us, (most + 1) * batch_rows, (most_late + 1) * batch_rows)
-        if not (on_time or most_late):
+        most_rows = batch_rows or group.rows  # in one batch; all, if they wait for others
+        done_us = now_us + self._way_back_us
+        first_us = done_us + model.min_row_us  # no earlier deadline can be met
+        on_time, others = group.split_at(first_us, (most + 1) * most_rows, (most_late + 1) * most_rows)
+        if not on_time and not most_late:
             return
-        if rows > len(group):
+        if group.rows > len(group):
             on_time, others = _split_by_deadline(on_time + others, model, done_us)
-        queue = ModelQueue(on_time + others, len(on_time), rows, model, now_us, self._way_back_us, error)
+        queue = ModelQueue(on_time + others, len(on_time), group.rows, model, now_us, self._way_back_us, error)
         self._add_batches(queue, most, most_late, may_wait, error, selection)
+
+    def _add_one_by_one(
+        self, group: WaitingGroup, model: BatchModel, now_us: float, error: float, selection: _Selection
+    ) -> None:
+        """Show requests that are not joined; those of several rows may be cut."""
+        candidates = _candidates(group, now_us, selection)
+        if group.rows == len(group):
+            selection.queries += candidates
+            return
+        for query in candidates:
+            self._add_batch([query], query.deadline_us, model, error, selection)
 
     def _add_next_in_order(
         self,
