@@ -118,7 +118,8 @@ def fields(support: Support) -> Iterator[str]:
     for name, entry in FIELDS.items():
         if entry.support is support:
             is_short = len(entry.note.split()) <= PLAIN_NOTE_WORDS and ".md" not in entry.note
-            if support is not Support.HONOURED or not is_short:
+            says_where = re.match(r"see [\w-]+\.md", entry.note)  # of a field that means what it means in Triton
+            if support is not Support.HONOURED or not (is_short or says_where):
                 note = "the log says why" if support is Support.ACCEPTED else entry.note
                 names.setdefault(note, []).append(f"`{name}`")
     yield from (_item(", ".join(group), _linked(note)) for note, group in names.items())
