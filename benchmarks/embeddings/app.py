@@ -54,7 +54,7 @@ class Encoder:
             "attention_mask": mask,
             "token_type_ids": np.zeros_like(mask),
         }
-        states = self._session.run(None, {name: feeds[name] for name in self._names})[0]
+        states: Any = self._session.run(None, {name: feeds[name] for name in self._names})[0]
         weights = mask.astype(np.float32)[:, :, None]
         mean = (states * weights).sum(axis=1) / weights.sum(axis=1)
         return mean / np.linalg.norm(mean, axis=1, keepdims=True), mask.sum(axis=1).tolist()

@@ -103,7 +103,8 @@ class ModelVariants:
 
     `refused` sizes are never tried again, `failed` ones are.
 
-    `is_dropped`: the model is unloaded, or about to be.
+    `is_dropped`: the model is unloaded, or about to be. `is_padded`: the server pads its texts to few lengths, so spans
+    have mostly sizes that no request has.
     """
 
     ready: ModelReady
@@ -118,6 +119,7 @@ class ModelVariants:
     is_refused: bool = False  # a reason has been found that holds for all sizes
     failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
+    is_padded: bool = False
     stamp: FilesStamp = ()  # of its files, when it was loaded
     difference: str = ""  # of the first sizes that were found to answer otherwise than onnxruntime
     values: dict[str, set[int]] = field(default_factory=dict)  # that were tried, of inputs whose values decide
@@ -184,7 +186,7 @@ class ModelVariants:
         the others were what they are here, that more will follow.
         """
         moving = self._line_of(sizes)
-        if self.precision != IN_FP32 or not moving or sizes[moving[0]] < 1:
+        if self.precision != IN_FP32 or self.is_padded or not moving or sizes[moving[0]] < 1:
             return None
         span = self._span_along(moving, sizes)
         tried = span, tuple(size for at, size in enumerate(sizes) if at not in moving)

@@ -27,6 +27,7 @@ from gangway.server.control.repository.loaded import (
     ModelVariants,
     Sizes,
     Trials,
+    config_of,
     part_of,
     profile_message,
     require_loaded_files,
@@ -42,6 +43,7 @@ from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, VariantSizes
+from gangway.server.models.embeddings import EmbeddingSettings
 from gangway.server.options.server import GeneralOptions
 
 MAX_QUEUED = 16  # sizes of one model that wait to be compiled; what comes on top asks again later
@@ -124,8 +126,10 @@ class ShapeCache:
             return None
         if is_never_compiled(ready.inputs):
             return None
-        ahead, path = 0 if declared else self.options.compile_ahead, entry.path
+        is_padded = EmbeddingSettings.of(config_of(ready)) is not None
+        ahead, path = 0 if declared or is_padded else self.options.compile_ahead, entry.path
         model = ModelVariants(ready, path, symbols, spec, entry.qos, precision, declared=set(declared), ahead=ahead)
+        model.is_padded = is_padded
         model.stamp = model_stamp(path)
         try:
             for sizes in declared:

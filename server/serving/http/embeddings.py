@@ -41,6 +41,7 @@ MAX_INPUTS: Final = 2048  # as OpenAI has it
 MAX_NUMBERS_BYTES: Final = 1 << 20  # of token ids as JSON
 QUICK_CHARACTERS: Final = 256  # become tokens on the loop
 QUICK_BODY_BYTES: Final = 16 * 1024  # of JSON
+QUICK_DOCUMENTS: Final = 32  # are ordered, and written, on the loop
 QUICK_NUMBERS: Final = 16 * 1024  # are pooled, or written, on the loop
 BASE64, FLOAT = "base64", "float"
 INVALID, NOT_FOUND, SERVER = "invalid_request_error", "not_found_error", "server_error"
@@ -212,7 +213,10 @@ class TextApi:
         pairs = [(request.query, document) for document in request.documents]
         batches, tokens = await self._batches(model, settings, pairs, (), request.truncates, "documents")
         responses = await Parts(self._begin, call, call.arrival_ns).responses([batch.request for batch in batches])
-        return _rerank_reply(request, settings, batches, responses, tokens)
+        reply: Reply = await self._aside(
+            len(pairs) > QUICK_DOCUMENTS, _rerank_reply, request, settings, batches, responses, tokens
+        )
+        return reply
 
     def _found(self, name: str) -> ServedModel:
         try:

@@ -247,6 +247,17 @@ def test_answers_survive_a_killed_worker(served: Texts, encoder: TextModel) -> N
     assert np.abs(np.array(found) - [encoder.vector(text) for text in TEXTS * 8]).max() < EXACT
 
 
+def test_what_is_refused_under_load_is_told_as_openai_does(served: Texts, encoder: TextModel) -> None:
+    config = {"max_batch_size": 4, "parameters": {"max_queue_size": {"string_value": "1"}}}
+    served.client.load_model("encoder", config=json.dumps(config))
+    with pytest.raises(openai.InternalServerError, match="maximum queue size") as refused:
+        served.rows("encoder", ["cat"] * 64)
+    served.await_rest()  # the batches that had begun are cancelled
+    assert refused.value.status_code == 503 and refused.value.body["type"] == "server_error"  # type: ignore[index]
+    served.client.load_model("encoder")
+    assert np.abs(served.rows("encoder", "cat") - encoder.vector("cat")).max() < EXACT
+
+
 def test_a_model_comes_and_goes(served: Texts, encoder: TextModel) -> None:
     served.client.unload_model("encoder")
     until(lambda: served.post("/v1/embeddings", TEXT).status == 404)  # before that: 503

@@ -311,6 +311,15 @@ def test_a_reason_that_holds_for_all_sizes_is_remembered(refused: list[tuple[int
     assert (model.is_refused, model.may_try((100, 100))) == (is_refused, not is_refused)
 
 
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_lengths_that_the_server_pads_to_are_compiled_without_others(is_padded: bool) -> None:
+    ready = ModelReady(1, "text", 1, b"", (), (), 0, 1, True)
+    model = ModelVariants(ready, Path("model.onnx"), ("T",), LoadModel(1, "text", "", 1, 1, 0, 1), is_padded=is_padded)
+    for length in (16, 24, 32, 48):
+        model.made.add((length,))
+    assert (model.span_of((64,)) is None) is is_padded
+
+
 def test_a_model_of_which_some_sizes_are_compiled_is_not_refused() -> None:
     ready = ModelReady(1, "sequence", 1, b"", (), (), 0, 1, True)
     model = ModelVariants(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
