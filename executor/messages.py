@@ -131,7 +131,7 @@ class RunLease(msgspec.Struct, frozen=True):
 class LoadArtifact(msgspec.Struct, frozen=True):
     """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits.
 
-    `at_once`: no gang can have this worker before, so the load need not give way to one.
+    `at_once`: the load gives way to no gang: none can have this worker before, or a request waits for it.
     """
 
     model_id: int

@@ -229,6 +229,7 @@ class LiveScheduler:
         self._upkeep_us = now_us + UPKEEP_PERIOD_US
         self._poll_supervisor()  # or that it is gone: nobody rings for that
         self.lifecycle.retry_loads(now_us)
+        self.lifecycle.rest_idle(now_us)
         if self.fast_path is not None:
             self.fast_path.close_idle(now_us)
         self._arenas.reclaim(now_us)
@@ -340,6 +341,7 @@ class LiveScheduler:
         if model is None or model.state is UNLOADING:
             self._execution.drop(request, SlotStatus.UNAVAILABLE if model is None else model.refusal)
         elif not request.dropped:
+            self.lifecycle.asked(model, request.query.arrival_us)
             self._admission.watch(request)
 
     def _cancel(self, front_end: int, slot: int, generation: int) -> None:

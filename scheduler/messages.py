@@ -26,6 +26,7 @@ class LoadModel:
     `preserve_ordering`: its batches run one after the other, in order of arrival. `splits`: batches may be cut.
     `pass_layers` are computed pass by pass, `pass_rows` rows for each core (`executor/leases.py`).
     `fp32_id`: this is the model of that number in bf16, beside the artifact in fp32; -1: it is a model by itself.
+    `idle_unload_s`: workers give its memory back after so long without a request, and load it at the next; 0: never.
     """
 
     model_id: int
@@ -50,6 +51,7 @@ class LoadModel:
     pass_layers: int = 0
     pass_rows: int = 1
     fp32_id: int = -1
+    idle_unload_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ class ModelFailed:
     model_id: int
     reason: str
     at_fault: bool = False
+
+
+@dataclass(frozen=True)
+class ModelIdle:
+    """From the scheduler: workers give the model's memory back. ModelLoaded says that they have it again."""
+
+    model_id: int
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,7 @@ ControlMessage = (
     LoadModel
     | ModelLoaded
     | ModelFailed
+    | ModelIdle
     | ArtifactLost
     | UnloadModel
     | ModelUnloaded

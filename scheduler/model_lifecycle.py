@@ -139,6 +139,40 @@ class ModelLifecycle:
         elif len(crashes) == 1:
             self._models.restrict(model, alone=True)
 
+    def rest_idle(self, now_us: float) -> None:
+        """Have workers give back the memory of models that nobody has asked for long."""
+        for model in self._models.in_state(ModelState.SERVING):
+            spec = model.spec
+            if not spec.idle_unload_s or spec.fp32_id >= 0:
+                continue
+            asked_us = max(model.asked_us, self._models.ran_us(spec.model_id))
+            if now_us - asked_us < spec.idle_unload_s * 1e6 or self._is_in_use(spec.model_id):
+                continue
+            artifacts = self._models.with_precisions(spec.model_id)
+            if all(each.state is ModelState.SERVING for each in artifacts):
+                self._close(spec.model_id)
+                for each in artifacts:
+                    self._models.rest(each)
+                    self._workers.serve(each.spec.model_id, False)
+                    self._workers.order_all(Unload(each.spec.model_id))
+                self._supervisor.send(messages.ModelIdle(spec.model_id))
+
+    def asked(self, model: Model, now_us: float) -> None:
+        """Note that a request has come; an idle model is loaded for it."""
+        model.asked_us = now_us
+        if model.state is ModelState.IDLE:
+            for each in self._models.with_precisions(model.spec.model_id):
+                self._models.wake(each)
+                self._workers.order_all(each.load)
+
+    def _is_in_use(self, model_id: int) -> bool:
+        """Whether a query of a model waits or is under way."""
+        if self._models.limits.is_held(model_id):
+            return True
+        return any(query.model_id == model_id for query in self._requests.queries.in_order) or any(
+            gang.unit.query.model_id == model_id for gang in self._execution.gangs.all()
+        )
+
     def unload(self, model_id: int, refusal: SlotStatus = SlotStatus.UNAVAILABLE) -> None:
         """Answer what waits for the model; forget it when its last gang has ended and no worker has it.
 
@@ -180,6 +214,7 @@ class ModelLifecycle:
     def _serve_if_complete(self, model: Model) -> None:
         model_id = model.spec.model_id
         if model.state is ModelState.LOADING and self._workers.all_have(model_id):
+            model.asked_us = time.monotonic_ns() / 1e3
             self._models.serve(model)
             self._workers.serve(model_id, True)
             self._supervisor.send(messages.ModelLoaded(model_id))

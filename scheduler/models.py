@@ -226,10 +226,11 @@ def _urgency(query: Query) -> Urgency:
 
 
 class ModelState(Enum):
-    """LOADING: queries wait. SERVING: they run. UNLOADING: new ones are refused."""
+    """LOADING: queries wait. SERVING: they run. IDLE: the first one has it loaded. UNLOADING: new ones are refused."""
 
     LOADING = auto()
     SERVING = auto()
+    IDLE = auto()
     UNLOADING = auto()
 
 
@@ -240,11 +241,13 @@ class Model:
     spec: LoadModel
     state: ModelState = ModelState.LOADING
     refusal: SlotStatus = SlotStatus.UNAVAILABLE  # of requests that come while it is UNLOADING
+    asked_us: float = 0.0  # when a request has come last, or it has become servable
+    is_waited_for: bool = False  # a request has come while it was IDLE
 
     @property
     def load(self) -> LoadArtifact:
         """The workers' command."""
-        return LoadArtifact(self.spec.model_id, self.spec.key)
+        return LoadArtifact(self.spec.model_id, self.spec.key, self.is_waited_for)
 
 
 class ModelTable:
@@ -262,6 +265,7 @@ class ModelTable:
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}  # by model
         self._tables: dict[int, ModelProfile] = {}  # by artifact
+        self._kept: dict[int, ModelProfile] = {}  # of artifacts that are not loaded, since they are idle
         self._misjudged: Counter[int] = Counter()  # runs in succession
         self._runs: dict[int, tuple[float, float]] = {}  # by model: when the last run ended, and the shortest time
         self._in_bf16 = {} if in_bf16 is None else in_bf16
@@ -313,17 +317,37 @@ class ModelTable:
 
     def loads(self) -> list[LoadArtifact]:
         """Return what a new worker must load."""
-        return [model.load for model in self._models.values() if model.state is not ModelState.UNLOADING]
+        loaded = (ModelState.LOADING, ModelState.SERVING)
+        return [model.load for model in self._models.values() if model.state in loaded]
 
     def serve(self, model: Model) -> None:
         """LOADING -> SERVING."""
-        model.state = ModelState.SERVING
+        model.state, model.is_waited_for = ModelState.SERVING, False
         self._review()
-        self._show(model.spec.model_id, estimated_profile(model.spec, self._cores))
+        kept = self._kept.pop(model.spec.model_id, None)
+        self._show(model.spec.model_id, kept or estimated_profile(model.spec, self._cores))
+
+    def rest(self, model: Model) -> None:
+        """SERVING -> IDLE. What is known of its times is kept."""
+        model.state = ModelState.IDLE
+        known = self._tables[model.spec.model_id]
+        self._review()
+        self._show(model.spec.model_id, None)
+        self._kept[model.spec.model_id] = known
+
+    def wake(self, model: Model) -> None:
+        """IDLE -> LOADING."""
+        model.state, model.is_waited_for = ModelState.LOADING, True
+        self._review()
+
+    def with_precisions(self, model_id: int) -> list[Model]:
+        """Return a model's artifacts, the one of its number first."""
+        numbers = [model_id, *(number for number, other in self._in_bf16.items() if other == model_id)]
+        return [self._models[number] for number in numbers if number in self._models]
 
     def set_profile(self, message: SetProfile) -> None:
         """Note a model's measured latency, and what is asked of it."""
-        known = self._tables.get(message.model_id)
+        known = self._known(message.model_id)
         if known is not None:
             if not known.measured:
                 known = estimated_profile(self._models[message.model_id].spec, self._cores, message.isolated_us)
@@ -338,7 +362,7 @@ class ModelTable:
 
     def use_profile(self, model_id: int, profile: Profile) -> None:
         """Show policies a measured profile; the latency of the whole model stays that of the live server."""
-        known = self._tables.get(model_id)
+        known = self._known(model_id)
         if known is None or len(profile.layers) != known.layers:
             return
         spec = self._models[model_id].spec
@@ -403,6 +427,7 @@ class ModelTable:
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""
         model.state = ModelState.UNLOADING
+        self._kept.pop(model.spec.model_id, None)
         self._review()
         self._show(model.spec.model_id, None)
         self._in_bf16.pop(model.spec.model_id, None)
@@ -418,7 +443,13 @@ class ModelTable:
         self._review()
 
     def _show(self, artifact_id: int, profile: ModelProfile | None) -> None:
-        """Let policies see the times of an artifact among those of its model; None: not any more."""
+        """Let policies see the times of an artifact among those of its model; None: not any more.
+
+        Those of an idle one are kept for its return.
+        """
+        if profile is not None and artifact_id in self._kept:
+            self._kept[artifact_id] = profile
+            return
         self.changes += 1
         if profile is None:
             self._tables.pop(artifact_id, None)
@@ -430,6 +461,9 @@ class ModelTable:
         else:
             fast = [self._tables[each] for each in self._tables if self._in_bf16.get(each) == model_id]
             self._profiles[model_id] = replace(exact, in_bf16=fast[0]) if fast else exact
+
+    def _known(self, artifact_id: int) -> ModelProfile | None:
+        return self._tables.get(artifact_id) or self._kept.get(artifact_id)
 
     def _review(self) -> None:
         self.changes += 1

@@ -342,6 +342,8 @@ class WorkerTable:
     def order(self, worker: Worker, command: LoadArtifact | Unload) -> None:
         """Send a job now or after those before it."""
         if worker.pid:
+            if isinstance(command, Unload):
+                worker.models.discard(command.model_id)
             worker.commands.append(command)
             self._free = None
             if len(worker.commands) == 1:
@@ -400,6 +402,6 @@ class WorkerTable:
     def _send_command(self, worker: Worker) -> None:
         command = worker.commands[0]
         if isinstance(command, LoadArtifact):
-            command = msgspec.structs.replace(command, at_once=not worker.in_service)
+            command = msgspec.structs.replace(command, at_once=command.at_once or not worker.in_service)
         if not self._control.command(worker.index, command.pack()):
             raise RuntimeError(f"the command ring of worker {worker.index} is full")

@@ -2,8 +2,8 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `ModelPresence`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`), answers to
-`RepositoryCall`, `InstanceAttended`, and at the end `Leave` and `Drain`.
+`ModelRemoved`, `ModelPresence`, `ModelIdleness`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`),
+answers to `RepositoryCall`, `InstanceAttended`, and at the end `Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
 
@@ -130,6 +130,16 @@ class ModelPresence(msgspec.Struct, frozen=True, tag=True):
 
     model_id: int
     reason: str
+
+
+class ModelIdleness(msgspec.Struct, frozen=True, tag=True):
+    """Whether workers have given back the memory of the model with this number, until its next request.
+
+    It is told when that changes, and stays READY.
+    """
+
+    model_id: int
+    is_idle: bool
 
 
 class InstanceAttended(msgspec.Struct, frozen=True, tag=True):
@@ -356,10 +366,10 @@ class BindFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 FrontEndMessage = (
-    ModelReady | ModelUnavailable | ModelRemoved | ModelPresence | InstanceAttended | ModelRetired | ModelTarget
-    | VariantReady | VariantGone | ShapeWanted | FirstAnswer | InitialLoadDone | RepositoryCall | RepositoryAnswer
-    | Leave | Drain | Listening | BindFailed | LogSettings | TraceOverrides | RegionChange | Proposed | Agreed
-    | Applied | Settled | JobsUnderWay | AllKnown
+    ModelReady | ModelUnavailable | ModelRemoved | ModelPresence | ModelIdleness | InstanceAttended | ModelRetired
+    | ModelTarget | VariantReady | VariantGone | ShapeWanted | FirstAnswer | InitialLoadDone | RepositoryCall
+    | RepositoryAnswer | Leave | Drain | Listening | BindFailed | LogSettings | TraceOverrides | RegionChange
+    | Proposed | Agreed | Applied | Settled | JobsUnderWay | AllKnown
 )  # fmt: skip
 
 

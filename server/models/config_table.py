@@ -61,6 +61,8 @@ MIN_COSINE_PARAMETER = "precision_min_cosine"  # between the answers in low prec
 
 WHILE_COMPILING_PARAMETER = "serve_while_compiling"  # whether onnxruntime serves the model until then
 
+IDLE_PARAMETER = "idle_unload_s"  # without a request, until workers give the model's memory back
+
 CONCURRENCY_PARAMETER = "gangway_python_concurrency"
 MOST_CONCURRENCY = 1000  # each execution may have a connection and a thread
 
@@ -271,6 +273,10 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     WHILE_COMPILING_PARAMETER: _honoured(
         "`true`: onnxruntime serves the model until it is compiled, `false`: it is ready only then; the default"
         " is that of `--serve-while-compiling`; see model-life.md"
+    ),
+    IDLE_PARAMETER: _honoured(
+        "seconds without a request after which workers give the model's memory back, until the next request; 0: never,"
+        " the default is that of `--idle-unload-s`; see model-life.md"
     ),
     "EXECUTION_ENV_PATH": _honoured("Python models: their environment; see python-models.md"),
     "gangway_python_timeout_s": _honoured(

@@ -327,6 +327,7 @@ def _check_rows(rows: int | None, size: int, tensor: Tensor, model: ServedModel)
     return size
 
 
+IDLE = "idle"  # workers load the model at the next request
 MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
 
 
@@ -334,12 +335,13 @@ MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
 class Models:
     """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole.
 
-    `absent`: the numbers of Python models for which nobody can answer at the moment, and why. `most_answer_bytes`: of
-    any model.
+    `absent`: the numbers of Python models for which nobody can answer at the moment, and why. `idle`: the numbers of
+    models that workers load at the next request. `most_answer_bytes`: of any model.
     """
 
     entries: Mapping[tuple[str, int], ServedModel | messages.ModelUnavailable] = field(default_factory=dict)
     absent: Mapping[int, str] = field(default_factory=dict)
+    idle: frozenset[int] = frozenset()
     most_answer_bytes: int = MOST_ANSWER_BYTES
 
     def updated(
@@ -366,6 +368,15 @@ class Models:
         """Return the set after somebody can answer for a Python model, or nobody can any more."""
         others = {number: reason for number, reason in self.absent.items() if number != message.model_id}
         return replace(self, absent={**others, message.model_id: message.reason} if message.reason else others)
+
+    def with_idle(self, message: messages.ModelIdleness) -> "Models":
+        """Return the set after workers have given a model's memory back, or have it again."""
+        others = self.idle - {message.model_id}
+        return replace(self, idle=others | {message.model_id} if message.is_idle else others)
+
+    def note_of(self, model: ServedModel) -> str:
+        """Return what is to be said of a model beside READY."""
+        return IDLE * (model.model_id in self.idle)
 
     def with_target(self, message: messages.ModelTarget) -> "Models":
         """Return the set after a model has got another latency target."""

@@ -26,6 +26,7 @@ from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config_table import (
     BATCHING_OFF,
     BATCHING_PARAMETER,
+    IDLE_PARAMETER,
     MIN_COSINE_PARAMETER,
     PRECISION_PARAMETER,
     WHILE_COMPILING_PARAMETER,
@@ -111,6 +112,18 @@ def serves_while_compiling(config: ModelConfig, default: bool) -> bool:
     if text not in ("true", "false"):
         raise ConfigError(f'parameter {WHILE_COMPILING_PARAMETER}: expected "true" or "false", got "{shortened(text)}"')
     return text == "true"
+
+
+def idle_unload_s_of(config: ModelConfig, default: float) -> float:
+    """Return after how many seconds without a request workers give its memory back; 0: never. Raises ConfigError."""
+    text = parameter_of(config, IDLE_PARAMETER, str(default))
+    try:
+        idle_s = float(text)
+    except ValueError:
+        idle_s = math.nan
+    if not 0 <= idle_s < math.inf:
+        raise ConfigError(f'parameter {IDLE_PARAMETER}: expected seconds, got "{shortened(text)}"')
+    return idle_s
 
 
 def tell_batching(config: ModelConfig, enabled: bool) -> None:

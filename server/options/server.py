@@ -287,6 +287,9 @@ class ModelOptions:
     serve_while_compiling: bool = flag("--serve-while-compiling", False, action="store_true", is_common=True,
         help="have onnxruntime serve models that are not in the cache until they are compiled, instead of their being"
         " ready only then")  # fmt: skip
+    idle_unload_s: float = flag("--idle-unload-s", 0.0, type=seconds, metavar="SECONDS",
+        help="have workers give back the memory of a model that has had no request for so long, and load it at the next"
+        " one, where its configuration does not say otherwise (0: never)")  # fmt: skip
     warnings: tuple[str, ...] = from_flags("", _without_effect, default=())
 
 

@@ -234,6 +234,8 @@ class FrontEnd:
                     before.uses.close(lambda: self._retired(before.model_id))
             case messages.ModelPresence():
                 self.models = self.models.with_presence(message)
+            case messages.ModelIdleness():
+                self.models = self.models.with_idle(message)
             case messages.InstanceAttended(address):
                 self.inference.attend(address)
             case messages.ModelTarget():

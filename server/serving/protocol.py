@@ -118,7 +118,8 @@ class ServerMethods:
             entry = self.models.state_of(known)
             version_text = "" if entry.version == WHOLE_MODEL else str(entry.version)
             if isinstance(entry, ServedModel):
-                response.models.add(name=entry.name, version=version_text, state="READY")
+                note = self.models.note_of(entry)
+                response.models.add(name=entry.name, version=version_text, state="READY", reason=note)
             elif entry.state == "UNKNOWN" and not request.ready:  # it was never loaded: there is only its name
                 response.models.add(name=entry.name)
             elif not request.ready:

@@ -344,8 +344,8 @@ def require_loaded_files(path: Path, stamp: FilesStamp) -> None:
 
 
 def part_of(whole: LoadModel, part: LoadModel) -> LoadModel:
-    """Return what the scheduler is told of a part of a model: limits and batches are those of the whole."""
-    limited = replace(part, limits=whole.limits, limit_priority=whole.limit_priority)
+    """Return what the scheduler is told of a part of a model: limits, batches and rest are those of the whole."""
+    limited = replace(part, limits=whole.limits, limit_priority=whole.limit_priority, idle_unload_s=whole.idle_unload_s)
     return ModelBatching.of_spec(whole).applied_to(limited)
 
 

@@ -84,6 +84,7 @@ from gangway.server.models.sequences import initial_state_files
 from gangway.server.models.settings import (
     ModelBatching,
     ModelLimits,
+    idle_unload_s_of,
     label_files,
     precision_of,
     serves_while_compiling,
@@ -111,6 +112,7 @@ class ReadModel:
     optional: tuple[str, ...] = ()
     at_once: bool = False
     files: FilesStamp = ()
+    idle_unload_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ class ModelLoader:
         # The state of a sequence is an artifact's, and optional inputs are never compiled.
         at_once = at_once and is_wanted and not (optional or config.HasField("sequence_batching"))
         files = model_stamp(entry.path) if at_once else ()
-        return ReadModel(entry, limits, labels, initial_states, wanted, optional, at_once, files)
+        idle_unload_s = idle_unload_s_of(config, options.idle_unload_s)
+        return ReadModel(entry, limits, labels, initial_states, wanted, optional, at_once, files, idle_unload_s)
 
     async def _compile(self, read: ReadModel) -> Manifest:
         """2. Compile the model, unless it is to be served before that. Raises CompileError, OSError."""
@@ -276,6 +279,7 @@ class ModelLoader:
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = read.limits.applied_to(batching.applied_to(self._capacity.spec(entry.title, manifest, rows)))
+        spec = replace(spec, idle_unload_s=read.idle_unload_s)
         return MadeModel(read, config, manifest, spec, batched, declared, in_bf16, pending)
 
     async def _start(self, entry: ModelVersion) -> MadeModel:

@@ -24,10 +24,11 @@ from gangway.server.control.repository.repository import ModelVersion, Temporary
 from gangway.server.control.supervisor.python_instances import InstancePlan
 from gangway.server.errors import ConfigError, ModelLoadError, shortened
 from gangway.server.models.config import MAX_CONFIG_BYTES, PYTHON_BACKEND, check_supported
+from gangway.server.models.config_table import IDLE_PARAMETER
 from gangway.server.models.message_json import to_json
 from gangway.server.models.python_settings import CODE_FILENAME, PythonSettings
 from gangway.server.models.sequences import SequenceSettings, complete_sequences, hidden_inputs
-from gangway.server.models.settings import ModelBatching, response_bounds_ns
+from gangway.server.models.settings import ModelBatching, idle_unload_s_of, response_bounds_ns
 from gangway.server.models.tensors import datatype_name, spec_of
 from gangway.server.options.server import ModelOptions
 
@@ -111,6 +112,8 @@ def check_python(config: ModelConfig) -> PythonSettings:
         raise ConfigError("sequence_batching is not supported for decoupled models")
     if config.model_transaction_policy.decoupled and config.response_cache.enable:
         raise ConfigError("response_cache: the responses of a decoupled model are not kept")
+    if idle_unload_s_of(config, 0.0):
+        raise ConfigError(f"parameter {IDLE_PARAMETER}: instances of a Python model stay, so it must be 0")
     return PythonSettings.of(config)
 
 

@@ -42,6 +42,7 @@ class Announcements:
         self._models: dict[tuple[str, int], messages.ModelReady | messages.ModelUnavailable] = {}
         self._variants: dict[tuple[str, int, tuple[int, ...]], messages.VariantReady] = {}
         self._absent: dict[int, messages.ModelPresence] = {}  # by model number
+        self._idle: set[int] = set()  # by model number
         self._retiring: dict[int, _Retiring] = {}  # the same
         self._load_done: messages.InitialLoadDone | None = None
         self._jobs = messages.JobsUnderWay(())
@@ -95,6 +96,15 @@ class Announcements:
             self._absent.pop(message.model_id, None)
         self._send(message)
 
+    def announce_idle(self, model_id: int, is_idle: bool) -> None:
+        """Tell that workers have given a model's memory back, or have it again."""
+        ready = [each for each in self._models.values() if isinstance(each, messages.ModelReady)]
+        title = next((f"{each.name}, version {each.version}" for each in ready if each.model_id == model_id), "")
+        if title and is_idle != (model_id in self._idle):
+            (self._idle.add if is_idle else self._idle.discard)(model_id)
+            _log.info("model %s: %s", title, "idle, its memory is given back" if is_idle else "loaded for a request")
+            self._send(messages.ModelIdleness(model_id, is_idle))
+
     def _note(self, message: messages.ModelReady | messages.ModelUnavailable | messages.ModelRemoved) -> None:
         """Log what becomes of a version. What the table does not know is a fault of the server, told and not hidden."""
         before, after = state_of(self._models.get((message.name, message.version))), state_of(message)
@@ -139,7 +149,8 @@ class Announcements:
     def known(self) -> list[messages.FrontEndMessage]:
         """Return all that a front end is told that starts now."""
         done = [] if self._load_done is None else [self._load_done]
-        return [*self._models.values(), *self._absent.values(), *self._variants.values(), self._jobs, *done]
+        idle = [messages.ModelIdleness(model_id, True) for model_id in self._idle]
+        return [*self._models.values(), *self._absent.values(), *idle, *self._variants.values(), self._jobs, *done]
 
     def begin_to_retire(self, model_id: int) -> None:
         """Count from now on which front ends say that no request uses a number which clients do not get any more.
@@ -160,6 +171,7 @@ class Announcements:
         finally:
             self._retiring.pop(model_id, None)
             self._rows.give_back(model_id)
+            self.announce_idle(model_id, False)
         return True
 
     def front_end_retired(self, front_end: int, model_id: int) -> None:

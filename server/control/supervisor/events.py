@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, WorkerStuck
+from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelIdle, ModelLoaded, ModelUnloaded, WorkerStuck
 from gangway.server import messages
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class InstanceCall:
 
 
 Event: TypeAlias = (
-    WorkerStuck | ModelUnloaded | ModelFailed | ArtifactLost  # from the scheduler
+    WorkerStuck | ModelUnloaded | ModelLoaded | ModelIdle | ModelFailed | ArtifactLost  # from the scheduler
     | messages.ShapeWanted | messages.FirstAnswer | messages.RepositoryCall | messages.LogSettings  # from front ends
     | messages.ModelPresence | messages.InstanceAttended | InstanceCall  # from instances of Python models
 )  # fmt: skip

@@ -178,7 +178,10 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
         """The scheduler has said something."""
         match message:
             case messages.ModelLoaded(model_id):
-                self._settle(model_id, None)
+                if not self._settle(model_id, None):  # it was idle, or the scheduler is another one
+                    self._events.put(message)
+            case messages.ModelIdle():
+                self._events.put(message)
             case messages.ModelFailed(model_id, reason):
                 self._forget(model_id)
                 if not self._settle(model_id, ModelLoadError(reason)):  # no worker has it any more, or it ends workers

@@ -16,7 +16,15 @@ from gangway.base.process import missing_privilege, raise_own_priority
 from gangway.base.service_manager import ServiceManager
 from gangway.executor.instance_addresses import InstanceAddresses
 from gangway.python_backend.keeper import adopt_orphans
-from gangway.scheduler.messages import ArtifactLost, ModelFailed, ModelUnloaded, SetLog, WorkerStuck
+from gangway.scheduler.messages import (
+    ArtifactLost,
+    ModelFailed,
+    ModelIdle,
+    ModelLoaded,
+    ModelUnloaded,
+    SetLog,
+    WorkerStuck,
+)
 from gangway.server import messages
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler, jobs_at_once
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
@@ -123,6 +131,10 @@ class Supervisor:
                 self._workers.kill(index, pid)
             case ModelUnloaded(model_id):
                 self._loader.forget(model_id)
+            case ModelIdle(model_id):
+                self._announcements.announce_idle(model_id, True)
+            case ModelLoaded(model_id):
+                self._announcements.announce_idle(model_id, False)
             case ModelFailed(model_id, reason, at_fault):
                 self._models.served.model_failed(model_id, reason, at_fault)
             case ArtifactLost(model_id, reason):

@@ -11,7 +11,7 @@ from gangway.artifact.datatypes import MOST_EXAMPLE_VALUES
 from gangway.artifact.example_requests import ExampleTensor, example_of, plausible_values
 from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
 from gangway.server.errors import RequestError
-from gangway.server.messages import WHOLE_MODEL
+from gangway.server.messages import WHOLE_MODEL, ModelUnavailable
 from gangway.server.models.config import bucket_sizes
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tensors import Tensor
@@ -39,7 +39,11 @@ def described(models: Models, name: str, version: str, place: Place) -> Json:
     Raises RequestError for a model or a version that is not known.
     """
     states = [models.state_of(entry) for key, entry in models.entries.items() if key[0] == name]
-    content: Json = {"name": name, "versions": list(map(_version, states)), "metrics_port": place.metrics_port}
+    content: Json = {
+        "name": name,
+        "versions": [_version(state, models) for state in states],
+        "metrics_port": place.metrics_port,
+    }
     try:
         model = models.find(name, version)
     except RequestError as error:
@@ -96,13 +100,11 @@ def is_file(tensor: Tensor) -> bool:
     return tensor.datatype == "UINT8" and sizes in ([-1], [-1, -1])
 
 
-def _version(state: Any) -> Json:
-    is_ready = isinstance(state, ServedModel)
-    return {
-        "version": None if state.version == WHOLE_MODEL else state.version,
-        "state": "READY" if is_ready else state.state,
-        "reason": "" if is_ready else state.reason,
-    }
+def _version(state: ServedModel | ModelUnavailable, models: Models) -> Json:
+    if isinstance(state, ServedModel):
+        return {"version": state.version, "state": "READY", "reason": models.note_of(state)}
+    version = None if state.version == WHOLE_MODEL else state.version
+    return {"version": version, "state": state.state, "reason": state.reason}
 
 
 def _tensor(tensor: Tensor) -> Json:
