@@ -1,6 +1,7 @@
 """What the files beside a model say of its embeddings: those that sentence-transformers and transformers write.
 
-They lie in the model's folder or in that of its version. What the configuration says comes first.
+They lie in the model's folder or in that of its version; of a folder as Hugging Face has it, which keeps exports in
+`onnx`, beside that. What the configuration says comes first.
 """
 
 import json
@@ -32,6 +33,7 @@ from gangway.server.models.embeddings import (
 _log = logging.getLogger(__name__)
 
 TOKENIZER: Final = "tokenizer.json"
+EXPORTS: Final = "onnx"  # a folder within that of a model
 MODULES: Final = "modules.json"
 POOLING: Final = "1_Pooling/config.json"
 MAX_FILE_BYTES: Final = 1 << 20  # of all but the tokenizer
@@ -64,7 +66,8 @@ def complete_embeddings(config: ModelConfig, title: str, folder: Path, version_f
     given = given_settings(config)
     if given is None:
         return ""
-    files = _Files((version_folder, folder))
+    above = (version_folder.parent,) if version_folder.name == EXPORTS else ()
+    files = _Files((version_folder, folder, *above))
     tokenizer = files.find(TOKENIZER)
     is_asked = bool(given)
     if not (is_asked or tokenizer):

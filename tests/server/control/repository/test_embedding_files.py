@@ -106,6 +106,14 @@ def test_models_that_give_none(tmp_path: Path, inputs: Tensors, outputs: Tensors
         settings_of(tmp_path, config_of(inputs, outputs, given))
 
 
+def test_a_file_in_a_folder_of_exports_has_its_files_above_it(tmp_path: Path) -> None:
+    write(tmp_path, {"tokenizer_config.json": {"model_max_length": 77}})
+    config = config_of(TOKENS, [STATES])
+    assert complete_embeddings(config, "m", tmp_path / "onnx", tmp_path / "onnx") == str(tmp_path / "tokenizer.json")
+    found = EmbeddingSettings.of(config)
+    assert found is not None and found.max_tokens == 77
+
+
 def test_no_tokenizer_and_no_parameter_is_no_service(tmp_path: Path) -> None:
     assert settings_of(tmp_path, config_of(TOKENS, [STATES])) is None
     write(tmp_path, {})
