@@ -70,11 +70,29 @@ def _order(item: pytest.Item) -> int:
     return LONG_FIRST.index(room) if room in LONG_FIRST else len(LONG_FIRST)
 
 
+class _Faults(logging.Handler):
+    """Keeps what event loops say of exceptions in their callbacks, which reach nobody else."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage())
+
+
 @pytest.fixture(autouse=True)
-def log_level_of_each_test() -> Iterator[None]:
-    """A log level that a test sets is none for the next one: lines would lack, or take most of its time."""
+def log_of_each_test() -> Iterator[None]:
+    """A log level that a test sets is none for the next one: lines would lack, or take most of its time.
+
+    No event loop of this process may have had an exception that nobody expected.
+    """
+    faults = _Faults()
+    logging.getLogger("asyncio").addHandler(faults)
     yield
+    logging.getLogger("asyncio").removeHandler(faults)
     logging.getLogger().setLevel(logging.WARNING)
+    assert not faults.said
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def connected(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
+@pytest.mark.alone  # whoever computes beside it makes a turn take more of a core that has two threads
 @pytest.mark.parametrize("send", [large_call, large_body, many_calls, many_requests, many_elements])
 def test_the_longest_turn(
     start_front_end: Callable[..., Any], send: Callable[[Any], None], request: pytest.FixtureRequest
