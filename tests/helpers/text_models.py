@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from onnx import TensorProto, helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from tests.helpers.onnx_models import save_model
 from tests.helpers.onnx_text import save, weights_of
 from tests.helpers.ways import Array
 
@@ -82,6 +84,32 @@ class TextModel:
     def score(self, query: str, document: str) -> float:
         """The relevance of a document."""
         return float(1 / (1 + np.exp(-self.states((query, document))[0])))
+
+
+def save_reader(repository: Path, name: str, config: str) -> Array:
+    """Write a model that makes the tokens of a text itself, by onnxruntime-extensions, and the mean of their rows.
+
+    Returns the rows, by token.
+    """
+    table: Array = weights_of(0, {"table": (len(VOCABULARY), SIZE)})["table"]
+    nodes = [
+        helper.make_node(
+            "BertTokenizer",
+            ["text"],
+            ["ids", "types", "mask"],
+            domain="ai.onnx.contrib",
+            vocab_file="\n".join([*VOCABULARY, "[MASK]"]),
+            do_lower_case=1,
+        ),
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["vector"], axes=[0], keepdims=1),
+    ]
+    inputs, outputs = {"text": (TensorProto.STRING, [1])}, {"vector": [1, SIZE]}
+    save_model(
+        repository / name / "1" / "model.onnx", nodes, inputs, outputs, {"table": table}, domains={"ai.onnx.contrib": 1}
+    )
+    (repository / name / "config.pbtxt").write_text(config)
+    return table
 
 
 def tokenizer() -> Tokenizer:

@@ -18,7 +18,7 @@ from testing.waiting import until
 from tests.helpers.http_requests import HttpAnswer, ask_http
 from tests.helpers.python_models import config_of, parameter, write
 from tests.helpers.served import Served, serving
-from tests.helpers.text_models import MAX_TOKENS, SIZE, TextModel
+from tests.helpers.text_models import MAX_TOKENS, SIZE, TextModel, save_reader, tokenizer
 from tests.helpers.ways import Array
 
 TEXTS = ["The cat sits.", "dogs run", "a", "the dog runs 42 times, does it? " * 2, "cats"]
@@ -33,6 +33,7 @@ COUNTS = """
         return answers
 """
 JOINS = "max_batch_size: 4 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 20000000 }"
+EMBEDS = parameter("gangway_embeddings", "task=embed; normalize=false")
 STEP = (
     'platform: "ensemble" max_batch_size: 4 input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }'
     ' output { name: "found" data_type: TYPE_FP32 dims: [ 2 ] } ensemble_scheduling { step { model_name: "counts"'
@@ -83,11 +84,16 @@ def first(repository: Path) -> TextModel:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel) -> Iterator[Texts]:
-    embeds = parameter("gangway_embeddings", "task=embed; normalize=false")
-    write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, embeds))
+def rows(repository: Path) -> Array:
+    """What a model that makes tokens itself has for each of them."""
+    return save_reader(repository, "reader", EMBEDS)
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel, rows: Array) -> Iterator[Texts]:
+    write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, EMBEDS))
     (repository / "step").mkdir()
-    (repository / "step" / "config.pbtxt").write_text(STEP + embeds)
+    (repository / "step" / "config.pbtxt").write_text(STEP + EMBEDS)
     (repository / "step" / "1").mkdir()
     with serving(repository, "--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", kind=Texts) as served:
         yield served
@@ -139,6 +145,11 @@ def test_long_texts_are_cut_if_a_client_wants_it(served: Texts, encoder: TextMod
 def test_models_and_ensembles_that_read_texts(served: Texts, name: str) -> None:
     texts = ["a cat", "dog", "banana", "", "x"][:3] + ["aé"] * 3
     assert served.rows(name, texts).tolist() == [[len(text.encode()), text.count("a")] for text in texts]
+
+
+def test_a_model_that_makes_tokens_itself(served: Texts, rows: Array) -> None:
+    expected = [rows[tokenizer().encode(text).ids].mean(axis=0) for text in TEXTS]
+    assert np.abs(served.rows("reader", TEXTS) - expected).max() < EXACT
 
 
 def test_documents_are_ordered_by_their_scores(served: Texts, scorer: TextModel) -> None:
