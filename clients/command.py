@@ -44,6 +44,7 @@ examples:
   gangway client simple --input INPUT0=a.npy --input INPUT1=b.npy
   gangway client mlp --count 100 --url 10.0.0.7:8001"""
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")  # of ModelStatistics
+PYTHON, CURL = "python", "curl"
 FIRST_VALUES = 6  # of an output, printed
 SHOWN_BYTES = 64  # of an element of BYTES
 TOP_OF_IMAGE = 3  # classes that are printed of a picture, unless --top says how many
@@ -134,7 +135,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask for the K best classes of outputs that are scores, with their labels (--image: 3)",
     )
     parser.add_argument(
-        "--snippet", action="store_true", help="print Python and curl that send such a request, and send none"
+        "--snippet",
+        nargs="?",
+        choices=(PYTHON, CURL),
+        const=PYTHON,
+        help="print a program, or a command of curl, that sends such a request, and send none",
     )
     parser.add_argument(
         "--timeout-ms", type=count, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
@@ -186,7 +191,7 @@ def ask(connection: ServerConnection, arguments: argparse.Namespace) -> Inferenc
 
 
 def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) -> None:
-    """Print a program and a command that send such a request, the model's values being ones."""
+    """Print a program or a command that sends such a request, the model's values being ones. Raises ClientError."""
     model, version = arguments.model, arguments.model_version
     declared = connection.model_metadata(model, version).inputs
     dimensions = cache(lambda: connection.open_dimensions(model, version))
@@ -201,7 +206,13 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
         parameters = SEQUENCE if config.HasField("sequence_batching") else NONE
         program = python_snippet("grpc", arguments.url, model, version, examples, parameters, secure)
         command = curl_snippet(url, model, version, examples, parameters)
-    print("\n".join(filter(None, (program, command))))
+    chosen = program if arguments.snippet == PYTHON else command
+    if not chosen:
+        raise ClientError(f"{arguments.snippet}: the values of this model are too many for a snippet")
+    print(chosen)
+    if arguments.snippet == CURL:
+        print(f"gangway client: HTTP is taken to be on port {USUAL_HTTP_PORT}; GANGWAY_HTTP_PORT names another",
+              file=sys.stderr)  # fmt: skip
 
 
 def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:

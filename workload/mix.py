@@ -112,7 +112,8 @@ def read_mix(name_or_path: str) -> Mix:
         return BUILTIN[name_or_path]
     path = Path(name_or_path)
     if path.suffix not in (".toml", ".json"):
-        raise WorkloadError(f"unknown mix '{name_or_path}'; known: {', '.join(BUILTIN)}, and .toml and .json files")
+        known = f"known: {', '.join(BUILTIN)}, .toml and .json files, and models with weights, as {name_or_path}=1"
+        raise WorkloadError(f"unknown mix '{name_or_path}'; {known}")
     text = path.read_text()
     try:
         content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

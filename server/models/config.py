@@ -9,6 +9,7 @@ import codecs
 import itertools
 import logging
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -437,9 +438,22 @@ def read_config(path: Path) -> ModelConfig:
             raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
         return text_format.Parse(_decoded(path.read_bytes()), ModelConfig())
     except text_format.ParseError as error:
-        raise ConfigError(f"{path.name}: {shortened(str(error))}") from None  # the message begins with line:column
+        # The message begins with line:column.
+        raise ConfigError(f"{path.name}: {shortened(str(error))}{_near_field(str(error))}") from None
     except (OSError, ValueError, TypeError) as error:  # the latter two: values that the parser lets pass
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path.name}: {error}") from error
+
+
+UNKNOWN_FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
+
+
+def _near_field(error: str) -> str:
+    """Return which field may be meant, if a parser's error is about one that there is not."""
+    found = UNKNOWN_FIELD.search(error)
+    if found is None:
+        return ""
+    message = ModelConfig.DESCRIPTOR.file.pool.FindMessageTypeByName(found[1])
+    return did_you_mean(found[2], message.fields_by_name)
 
 
 def _decoded(content: bytes) -> str:

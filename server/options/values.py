@@ -74,7 +74,7 @@ def folder(text: str) -> Path:
     """Return the absolute path of a folder that exists."""
     path = Path(text)
     if not path.is_dir():
-        raise ArgumentTypeError(f"{path} is not a folder")
+        raise ArgumentTypeError(f"{path} {'is not a folder' if path.exists() else 'does not exist'}")
     return path.absolute()
 
 

@@ -42,7 +42,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("serve", "--id", "--http-port", "1", "/no/such"), 2, "argument --id: expected one argument"),
         (("perf", "--raet", "5", "host:1", "other"), 2, "unrecognized arguments: --raet; did you mean '--rate'?"),
         (("zoo",), 0, "models (* those written when none is named"),
-        (("serve", "--model-repository", "/no/such"), 2, "/no/such is not a folder"),
+        (("serve", "--model-repository", "/no/such"), 2, "/no/such does not exist"),
         (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "not available to this process"),
         (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),
         (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "argument --grpc-port: 70000 is not a port"),

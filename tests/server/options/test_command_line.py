@@ -162,7 +162,7 @@ def test_grpc_can_be_switched_off() -> None:
         ("--backend-config=default-max-batch-size", "expected '[BACKEND,]SETTING=VALUE'"),
         ("--backend-config=default-max-batch-size=-1", "-1 is not from 0"),
         ("--backend-config=python,execution-env-path=/no/such", "/no/such does not exist"),
-        ("surplus", "argument MODELS: surplus is not a folder"),
+        ("surplus", "argument MODELS: surplus does not exist"),
     ],
 )
 def test_wrong_flags(capsys: pytest.CaptureFixture[str], flag: str, said: str) -> None:

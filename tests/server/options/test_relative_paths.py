@@ -55,4 +55,4 @@ def test_the_home_may_be_relative(here: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_wrong_is_said_in_the_words_that_were_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_options(["absent"])
-    assert "error: argument MODELS: absent is not a folder" in capsys.readouterr().err
+    assert "error: argument MODELS: absent does not exist" in capsys.readouterr().err

@@ -12,16 +12,21 @@ from testing.repository import GANGWAY
 
 @pytest.mark.parametrize("model", ["mlp", "simple", "mobilenetv2"])
 def test_snippets_work(gangway_server: LiveServer, tmp_path: Path, model: str) -> None:
-    command = [*GANGWAY, "client", model, "--url", gangway_server.url, "--snippet"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    program, _, curl = printed.partition("\n\ncurl ")
-    (tmp_path / "program.py").write_text(program)
+    def printed(kind: str) -> "subprocess.CompletedProcess[str]":
+        command = [*GANGWAY, "client", model, "--url", gangway_server.url, "--snippet", kind]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    (tmp_path / "program.py").write_text(printed("python").stdout)
     ran = subprocess.run(
         [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=60, check=True
     )
     assert ran.stdout
-    assert bool(curl) == (model != "mobilenetv2")  # whose input no command line holds
-    if curl:
+    command = printed("curl")
+    if model == "mobilenetv2":
+        assert (command.returncode, command.stdout) == (1, "")
+        assert "the values of this model are too many for a snippet" in command.stderr
+    else:
+        curl = command.stdout.partition("curl ")[2]
         at_server = f"curl --fail --silent {curl}".replace("127.0.0.1:8000", gangway_server.http_url)
         assert (
             '"outputs"'

@@ -87,7 +87,7 @@ def test_files_in_a_folder_without_folders_are_models(tmp_path: Path, cache_dir:
     ("arguments", "said"),
     [
         (("no.onnx",), "no.onnx cannot be read: No such file or directory"),
-        (("model.onx",), "model.onx is not a folder"),
+        (("model.onx",), "model.onx does not exist"),
         (("notes.txt",), "notes.txt is not a folder, nor a file that ends with .onnx"),
         (("model.onnx", "again/model.onnx"), "2 files are models called 'model': give another name, as NAME=FILE"),
         ((".x=model.onnx",), "'.x' is no name for a model"),

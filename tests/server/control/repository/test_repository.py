@@ -114,6 +114,8 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
         ("version_policy { specific { versions: [1, 4] } }", r"asks for \[1, 4\], but there are \[1\]"),
         ('parameters { key: "qos_ms" value { string_value: "soon" } }', 'qos_ms: expected .* got "soon"'),
         ("input { dims: 3 ", "config.pbtxt: 1:"),
+        ("input { dim: 3 }", r"no field named \"dim\".*; did you mean 'dims'\?"),
+        ("dynamic_batchin {}", r"; did you mean 'dynamic_batching'\?"),
         ("\x00", "config.pbtxt: 1:"),
     ],
 )
