@@ -18,7 +18,7 @@ from gangway.workload.search import SearchResult, highest_rate
 
 FIRST_LOAD = 0.3  # where a search begins, as a share of the capacity
 MIN_LOAD = 0.01  # where it ends, if no rate reaches the goal
-MIN_QUERIES = 20  # in a run of a search
+MIN_QUERIES = 20  # in a run of a search, of each model whose share counts
 GANGWAY_PREFIX = "gangway_"  # of counts that only Gangway has
 
 
@@ -162,7 +162,8 @@ class Session:
     def search(self, goal: PerfGoal, step: float, votes: int, start_per_s: float | None) -> dict[str, SearchResult]:
         """Return the highest rate that reaches the goal, by name of the target. They share what they measure."""
         start = start_per_s or FIRST_LOAD * self.capacity_per_s
-        fewest = 0.0 if self.length.queries else MIN_QUERIES / self.length.seconds
+        rarest = min(self.workload.mix.shares) if goal.each else 1.0
+        fewest = 0.0 if self.length.queries else MIN_QUERIES / (self.length.seconds * rarest)
         lowest = min(start, max(MIN_LOAD * self.capacity_per_s, fewest))
 
         def search_for(target: str) -> SearchResult:
