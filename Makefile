@@ -7,7 +7,7 @@ export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTHONS ?= python3.11 python3.12 python3.13
 MODELS ?= models
-PROCESSES ?= 3
+PROCESSES ?= 2
 ROOMS := artifact base clients cluster compiler executor measure protos python_backend scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks deploy docs testing tests setup.py
 

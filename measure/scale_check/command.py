@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.precision import MIN_COSINE
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.base.host_limits import cpu_name
@@ -226,5 +227,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--html", type=Path, metavar="FILE", help="write a page with pictures; it needs nothing but itself")
     add_cache_dir(parser)
-    parser.set_defaults(dimension=[], precision="fp32", min_cosine=None)
+    parser.set_defaults(dimension=[], precision="fp32", min_cosine=MIN_COSINE)
     return parser

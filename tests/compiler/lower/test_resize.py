@@ -84,7 +84,7 @@ TYPES = ("uint8", "int8", "int32", "float32")
 WAYS = (*COORDINATES, "tf_crop_and_resize")
 
 
-@pytest.mark.parametrize(("coordinates", "dtype"), itertools.product(WAYS, TYPES))
+@pytest.mark.parametrize(("coordinates", "dtype"), list(itertools.product(WAYS, TYPES)))
 def test_of_every_type(coordinates: str, dtype: str, compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
     """Behind a convolution, so that kernels compute the rest. onnxruntime has no cubic one of integers."""
     modes = ["nearest", "linear", *(["cubic"] if dtype == "float32" else [])]

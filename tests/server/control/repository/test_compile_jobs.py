@@ -18,7 +18,7 @@ from gangway.server.control.repository.compile_jobs import (
     CompileRequest,
     job_timeout_seconds,
 )
-from testing.processes import running_below
+from testing.processes import children_of, command_of
 from tests.helpers.coming_and_going import coming_and_going
 
 TEXT = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 6] x) => (float[n, 6] y) { y = Sigmoid(x) }'
@@ -34,7 +34,7 @@ def test_a_job_that_a_signal_ends_leaves_its_model_to_onnxruntime(tmp_path: Path
     async def ended() -> tuple[Engine, str]:
         compiler = Compiler(cache.root)
         task = asyncio.create_task(compiler.compile(CompileRequest("model", path)))
-        while not (jobs := running_below(os.getpid(), "gangway.compiler")):
+        while not (jobs := [pid for pid in children_of(os.getpid()) if "gangway.compiler" in command_of(pid)]):
             await asyncio.sleep(0.01)
         os.kill(jobs[0], number)
         manifest = await task

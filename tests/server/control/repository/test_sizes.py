@@ -18,7 +18,7 @@ from gangway.server.control.repository.shapes import MAX_QUEUED, ShapeQueue
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.errors import CompileError
 from gangway.server.messages import JobsUnderWay
-from testing.processes import running_below
+from testing.processes import children_of, command_of
 
 TEXT = "(float[n, w] x) => (float[n, w] y) { y = Add(x, x) }"
 LONG_AGO_S = 1e6
@@ -31,7 +31,8 @@ def save(path: Path, width: int | str = "w") -> Path:
 
 
 def compilers() -> list[int]:
-    return running_below(os.getpid(), "gangway.compiler")
+    """Those of this process; servers of other tests have some, too."""
+    return [pid for pid in children_of(os.getpid()) if "gangway.compiler" in command_of(pid)]
 
 
 async def reaped(pid: int) -> None:
