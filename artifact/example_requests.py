@@ -23,14 +23,17 @@ class Declared(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+        ...
 
     @property
     def datatype(self) -> str:
         """Its datatype, as Triton names it."""
+        ...
 
     @property
     def shape(self) -> Sequence[int]:
         """The sizes of its dimensions."""
+        ...
 
 
 class ExampleTensor(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import orjson
-import uvicorn
-from fastapi import FastAPI, Response
+import uvicorn  # pyright: ignore[reportMissingImports] - of the extra `bench`
+from fastapi import FastAPI, Response  # pyright: ignore[reportMissingImports]
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
