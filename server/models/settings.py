@@ -6,6 +6,7 @@ from Triton's `dynamic_batching`; the parameters `late` and `max_queue_size` tak
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -97,13 +98,7 @@ def precision_of(config: ModelConfig, default: str = FP32) -> WantedPrecision:
     if MIN_COSINE_PARAMETER not in config.parameters:
         return WantedPrecision(name)
     text = parameter_of(config, MIN_COSINE_PARAMETER)
-    try:
-        least = float(text)
-    except ValueError:
-        least = math.nan
-    if not 0 <= least <= 1:
-        raise ConfigError(f'parameter {MIN_COSINE_PARAMETER}: expected a number from 0 to 1, got "{shortened(text)}"')
-    return WantedPrecision(name, least)
+    return WantedPrecision(name, _number(MIN_COSINE_PARAMETER, text, "a number from 0 to 1", 1))
 
 
 def serves_while_compiling(config: ModelConfig, default: bool) -> bool:
@@ -116,14 +111,18 @@ def serves_while_compiling(config: ModelConfig, default: bool) -> bool:
 
 def idle_unload_s_of(config: ModelConfig, default: float) -> float:
     """Return after how many seconds without a request workers give its memory back; 0: never. Raises ConfigError."""
-    text = parameter_of(config, IDLE_PARAMETER, str(default))
+    return _number(IDLE_PARAMETER, parameter_of(config, IDLE_PARAMETER, str(default)), "seconds", sys.float_info.max)
+
+
+def _number(parameter: str, text: str, expected: str, most: float) -> float:
+    """Return a number from 0 to another. Raises ConfigError, which says what was expected."""
     try:
-        idle_s = float(text)
+        value = float(text)
     except ValueError:
-        idle_s = math.nan
-    if not 0 <= idle_s < math.inf:
-        raise ConfigError(f'parameter {IDLE_PARAMETER}: expected seconds, got "{shortened(text)}"')
-    return idle_s
+        value = math.nan
+    if not 0 <= value <= most:
+        raise ConfigError(f'parameter {parameter}: expected {expected}, got "{shortened(text)}"')
+    return value
 
 
 def tell_batching(config: ModelConfig, enabled: bool) -> None:

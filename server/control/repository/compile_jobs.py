@@ -303,6 +303,9 @@ class Compiler:
         """Whether a job runs."""
         return any(job.returncode is None for job in self._jobs_running)
 
+    def _pids(self) -> list[int]:
+        return [job.pid for job in self._jobs_running]
+
     def stop(self) -> None:
         """End the jobs that run, if any. `ended` waits for that."""
         self._stopping = True
@@ -401,8 +404,9 @@ class Compiler:
         if self._gives_way:
             use_idle_priority(job.pid)
         cores = len(os.sched_getaffinity(0))
-        jobs = lambda: [each.pid for each in self._jobs_running]  # noqa: E731
-        keep = keep_share(f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up, jobs)
+        keep = keep_share(
+            f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up, self._pids
+        )
         share = asyncio.get_running_loop().create_task(keep)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
