@@ -97,13 +97,16 @@ class Announcements:
         self._send(message)
 
     def announce_idle(self, model_id: int, is_idle: bool) -> None:
-        """Tell that workers have given a model's memory back, or have it again."""
+        """Tell that workers have given a model's memory back, or have it again; a number that retires is not idle."""
         ready = [each for each in self._models.values() if isinstance(each, messages.ModelReady)]
-        title = next((f"{each.name}, version {each.version}" for each in ready if each.model_id == model_id), "")
-        if title and is_idle != (model_id in self._idle):
-            (self._idle.add if is_idle else self._idle.discard)(model_id)
-            _log.info("model %s: %s", title, "idle, its memory is given back" if is_idle else "loaded for a request")
-            self._send(messages.ModelIdleness(model_id, is_idle))
+        model = next((each for each in ready if each.model_id == model_id), None)
+        if is_idle == (model_id in self._idle) or (is_idle and model is None):  # None: a variant, or it has retired
+            return
+        (self._idle.add if is_idle else self._idle.discard)(model_id)
+        if model is not None:
+            what = "idle, its memory is given back" if is_idle else "loaded for a request"
+            _log.info("model %s, version %d: %s", model.name, model.version, what)
+        self._send(messages.ModelIdleness(model_id, is_idle))
 
     def _note(self, message: messages.ModelReady | messages.ModelUnavailable | messages.ModelRemoved) -> None:
         """Log what becomes of a version. What the table does not know is a fault of the server, told and not hidden."""

@@ -109,6 +109,7 @@ def test_an_idle_model_is_unloaded_and_loaded_again(served: Idle) -> None:
     with pytest.raises(RefusedError, match="no available versions"):
         served.is_right("wide")
     served.client.load_model("wide")
+    assert served.state("wide") == ("READY", ""), "its number may be the one that an idle model had"
     assert served.is_right("wide")
 
 
