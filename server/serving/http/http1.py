@@ -40,7 +40,7 @@ SOON_GONE_SECONDS: Final = 0.005  # the same where a Python model may ask for it
 
 DIRECT_BYTES: Final = 16 * 1024  # of a body are missing: it is received where it stays from there on
 READ_BYTES: Final = 256 * 1024  # of such a body are read in a turn
-PIECE_BYTES: Final = 2 * 1024  # of all else are understood at once: some tens of requests
+PIECE_BYTES: Final = 512  # of all else are understood at once: some ten requests, which a slice has time for
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 COMMENT: Final = b":\n\n"  # of a stream of events
