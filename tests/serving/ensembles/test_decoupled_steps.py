@@ -391,4 +391,5 @@ def test_the_trace_has_each_run_of_a_step(served: Served) -> None:
     file = served.repository.parent / "trace.json"
     until(lambda: file.exists() and file.read_text().rstrip().endswith("]"))
     models = [each["model_name"] for each in json.loads(file.read_text()) if "model_name" in each]
-    assert models == ["first", "split", "tag", "tag"]
+    assert models[0] == "first"
+    assert sorted(models[1:]) == ["split", "tag", "tag"]  # as they end: the first answer's may end before `split` does
