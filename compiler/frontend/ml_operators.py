@@ -161,8 +161,10 @@ def array_feature_extractor(body: Body) -> None:
 @defines("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(body: Body) -> None:
     """A new last axis, with a 1 where a number equals a category."""
-    if body.attribute("cats_strings", ()) or not body.attribute("zeros", 1):
-        raise body.node.unsupported("categories of strings, or an error for what is none of them")
+    if body.attribute("cats_strings", ()):
+        raise body.node.unsupported("its categories are strings, and no kernel reads texts")
+    if not body.attribute("zeros", 1):
+        raise body.node.unsupported("a number that is no category is an error; with zeros=1 it can be computed")
     shape = body.type(0).shape
     x = body.node.inputs[0]
     x = x if body.type(0).dtype == "int64" else body.op("Cast", x, to=TensorProto.INT64)
@@ -175,8 +177,10 @@ def one_hot_encoder(body: Body) -> None:
 def label_encoder(body: Body) -> None:
     """Numbers or strings for numbers, and another one for those that no key equals."""
     keys, values = (_table(body, name) for name in ("keys", "values"))
-    if keys is None or values is None or keys.dtype.kind == "O" or keys.size > _MOST_KEYS:
-        raise body.node.unsupported(f"keys are strings, or there are more than {_MOST_KEYS}")
+    if keys is None or values is None or keys.dtype.kind == "O":
+        raise body.node.unsupported("its keys are no numbers, and no kernel reads texts")
+    if keys.size > _MOST_KEYS:
+        raise body.node.unsupported(f"it has {keys.size} keys, a kernel compares at most {_MOST_KEYS}")
     kind = body.type(0)
     wide = body.reshape(body.node.inputs[0], [*(0 for _ in kind.shape), 1])
     found = body.op("Equal", wide, body.constant(keys, kind.dtype))

@@ -25,6 +25,7 @@ from gangway.artifact.format import Engine
 from gangway.base.command_line import CommandParser
 from gangway.base.commands import ending_signals
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.check.engine import check_files, latest_version, served_by
 from gangway.server.check.repairs import Change, RepairedModel, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
 from gangway.server.control.repository.ensembles import NOT_AVAILABLE, load_order
@@ -33,7 +34,6 @@ from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
-    FALLBACK_PARAMETER,
     ONNX_SUFFIX,
     PYTHON_BACKEND,
     composing_models,
@@ -52,7 +52,6 @@ them there.
 Of an .onnx file, say without compiling or serving it which parts kernels compute, which are islands of onnxruntime, for
 which rows and sizes, and why not more."""
 EPILOG = "exit status: 0 every model can be served as it lies there (after --fix), 1 some cannot, 2 wrong usage"
-FILE_CHECK: Final = (sys.executable, "-P", "-m", "gangway.compiler.check")
 KEPT_SUFFIX: Final = ".orig"  # behind the name of a config.pbtxt that --fix replaces
 MAX_COLUMNS: Final = 100
 
@@ -153,8 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_files(options: argparse.Namespace) -> int:
     """Have the compiler look at files; return its exit status."""
-    sizes = [f"--dimension={name}={size}" for name, size in options.dimension]
-    command = [*FILE_CHECK, *["--json"] * options.json, *sizes, "--", *map(str, options.path)]
+    command = check_files(options.path, dict(options.dimension), options.json)
     return subprocess.run(command, check=False).returncode
 
 
@@ -220,7 +218,7 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
     return Report(
         candidate,
         Verdict.CHANGES if changes else Verdict.MOVES,
-        _served_by(outcome.config),
+        served_by(outcome.config, target),
         changes,
         without_effect(found.config, parameter_of(outcome.config, ENGINE_PARAMETER) == Engine.PYTHON.value),
         found.config if found.changes else None,
@@ -262,8 +260,7 @@ def _known_of(server: TrialServer, candidate: RepositoryModel, written: ModelCon
     """Return what is known of a model that is not served as it is: nothing where code says what its tensors are."""
     if is_ensemble(written) or written.backend == PYTHON_BACKEND:
         return RepairedModel(candidate.name)
-    versions = [item for item in candidate.folder.iterdir() if item.is_dir() and item.name.isdigit()]
-    latest = max(versions, key=lambda item: int(item.name), default=candidate.folder)
+    latest = latest_version(candidate.folder)
     files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
     wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME
     filename = files[0] if len(files) == 1 and wanted not in files else wanted
@@ -272,15 +269,6 @@ def _known_of(server: TrialServer, candidate: RepositoryModel, written: ModelCon
     return RepairedModel(
         candidate.name, files, server.load(candidate.name, ModelConfig(default_model_filename=filename)).config
     )
-
-
-def _served_by(config: ModelConfig) -> str:
-    if is_ensemble(config):
-        return f"ensemble of {', '.join(composing_models(config))}"
-    engine = parameter_of(config, ENGINE_PARAMETER)
-    if engine == Engine.ONNXRUNTIME.value:
-        return f"served by onnxruntime: {parameter_of(config, FALLBACK_PARAMETER)}"
-    return "compiled" if engine == Engine.NATIVE.value else "executed by its model.py"
 
 
 def _lines(report: Report) -> Iterator[str]:

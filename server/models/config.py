@@ -331,6 +331,7 @@ DIMENSIONS_PARAMETER = "gangway_dimensions"  # names of open dimensions, by inpu
 LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
 TARGET_SINCE_PARAMETER = "gangway_target_since"  # when a target that is a multiple began to count; set by the server
 FIRST_ANSWER = "the first answer"  # in place of that moment while it has not come
+COMPILED_DIMENSIONS_PARAMETER = "gangway_compiled_dimensions"  # whose sizes are compiled, as JSON; set by the server
 CHOSEN_PRECISION_PARAMETER = "gangway_precision"  # of products in kernels; set by the server
 BOTH_PRECISIONS = f"{FP32}, {BF16}"  # its value where the scheduler chooses for each request
 PRECISION_NOTE_PARAMETER = "gangway_precision_note"  # how well it agrees with fp32, or why it is not used; likewise

@@ -292,6 +292,10 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     ),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_dimensions": _honoured("set by the server: JSON with the names of each input's open dimensions"),
+    "gangway_compiled_dimensions": _honoured(
+        "set by the server: JSON with the names of the dimensions whose sizes are compiled when requests have them; see"
+        " shapes.md"
+    ),
     "gangway_precision": _honoured("set by the server: of the products in the model's kernels; see precision.md"),
     "gangway_precision_note": _honoured("set by the server: how answers in bf16 agree with those in fp32, or why not"),
     "gangway_integers": _honoured("set by the server: what multiplies a quantised model's numbers; see precision.md"),

@@ -6,20 +6,21 @@ The signature comes from the manifest of the compiled artifact, not from the ONN
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, TrialResult
+from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, TrialResult, config_of
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.messages import open_symbols
+from gangway.server.messages import ModelReady, open_symbols
 from gangway.server.models.config import (
     BACKEND,
     BOTH_PRECISIONS,
     BUCKETS_PARAMETER,
     CHOSEN_PRECISION_PARAMETER,
+    COMPILED_DIMENSIONS_PARAMETER,
     DEFAULT_MODEL_FILENAME,
     DIFFERENCE_PARAMETER,
     DIMENSIONS_PARAMETER,
@@ -138,6 +139,15 @@ def tell_engine(config: ModelConfig, manifest: Manifest, in_bf16: InBf16 = NOT_W
         config.parameters[INTEGERS_PARAMETER].string_value = manifest.integers
     if note := manifest.precision_note or in_bf16.note:
         config.parameters[PRECISION_NOTE_PARAMETER].string_value = note
+
+
+def with_compiled_dimensions(ready: ModelReady) -> ModelReady:
+    """Return a model whose configuration names the dimensions whose sizes are compiled when requests have them."""
+    config = config_of(ready)
+    if len(text := json.dumps(ready.symbols)) > MOST_NAMES_CHARACTERS:
+        return ready
+    config.parameters[COMPILED_DIMENSIONS_PARAMETER].string_value = text
+    return replace(ready, config=config.SerializeToString())
 
 
 def tell_target(config: ModelConfig, qos: QosConfig, isolated: IsolatedLatency | None) -> None:

@@ -39,6 +39,7 @@ from gangway.server.control.repository.completed_config import (
     tell_engine,
     tell_target,
     tell_trials,
+    with_compiled_dimensions,
 )
 from gangway.server.control.repository.embedding_files import complete_embeddings
 from gangway.server.control.repository.loaded import (
@@ -383,7 +384,8 @@ class ModelLoader:
         if made.pending_compilation is None:
             shaped = await self.shapes.prepare(ready, entry, made.declared, spec, made.read.wanted)
             if shaped is not None:
-                ready = shaped.ready  # it may say how declared sizes differ
+                # It may say how declared sizes differ.
+                ready = shaped.ready = with_compiled_dimensions(shaped.ready)
             elif bucket_sizes(made.config) and ready.symbols:
                 why = "nothing is compiled with optional inputs or strings"
                 log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])

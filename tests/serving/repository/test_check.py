@@ -4,14 +4,16 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.server.check.trial import STOP_S, trial_server
@@ -192,3 +194,38 @@ def test_whatever_ends_it_its_server_ends_and_nothing_stays(tmp_path: Path, numb
     assert status == (-number if number is signal.SIGKILL else 128 + number)
     until(lambda: not alive(pids))
     assert not list(scratch.iterdir())
+
+
+def _open_model(sizes: Sequence[str | int], *nodes: onnx.NodeProto) -> bytes:
+    """A model from x to y, both of these sizes."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name in "xy")
+    graph = helper.make_graph(nodes, "graph", [x], [y])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+OPEN_SIZES = {  # by name: a model, and what serves it in the end
+    "any_length": (_open_model(["N", "length"], helper.make_node("Relu", ["x"], ["y"])), "kernels"),
+    "mixes_rows": (_open_model(["N", 4], helper.make_node("Softmax", ["x"], ["y"], axis=0)), "kernels"),
+    "no_kernel": (_open_model(["N", "length"], helper.make_node("RandomNormalLike", ["x"], ["y"])), "onnxruntime"),
+}
+
+
+def test_a_repository_and_its_files_have_the_same_engine(tmp_path: Path) -> None:
+    for name, (content, _) in OPEN_SIZES.items():
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "1" / "model.onnx").write_bytes(content)
+
+    def check(*flags: str) -> list[dict[str, Any]]:
+        command = [*GANGWAY, "check", str(tmp_path / "models"), "--json", *flags]
+        found: list[dict[str, Any]] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        return found
+
+    by_model = {each["name"]: each["served_by"] for each in check(f"--cache-dir={tmp_path / 'cache'}")}
+    by_file = {Path(each["file"]).parts[-3]: each for each in check("--static")}
+    for name, (_, engine) in OPEN_SIZES.items():
+        assert by_file[name]["served_by"] == engine
+        if engine == "onnxruntime":
+            assert by_model[name] == f"served by onnxruntime: {by_file[name]['reason']}"
+    assert by_model["any_length"].startswith("compiled, for each size of (length) that requests have")
+    assert by_model["mixes_rows"].startswith("compiled, for each size of (N) that requests have")
