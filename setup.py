@@ -150,7 +150,7 @@ setup(
     package_data={
         **{package: ["*.pyi", "py.typed"] for package in PACKAGES[1:]},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
-        "gangway.server.serving.http": ["*.html", "*.css", "*.pyi", "py.typed"],
+        "gangway.server.serving.http": ["*.html", "*.css", "*.js", "*.pyi", "py.typed"],
         "gangway.simulator": ["measured_models/*.json", "py.typed"],
         "gangway.zoo": ["digits.npz", "py.typed"],
     },

@@ -12,15 +12,15 @@ from gangway.artifact.datatypes import DTYPES, MOST_EXAMPLE_VALUES, example_inpu
 from gangway.artifact.example_requests import ExampleTensor
 
 PYTHON: Final = """\
-# pip install 'tritonclient[{module}]' numpy{more_packages}
+# pip install 'tritonclient[grpc]' numpy{more_packages}
 {more_imports}import numpy as np
-import tritonclient.{module} as triton
+import tritonclient.grpc as triton
 
 client = triton.InferenceServerClient({address!r}{ssl})
 {inputs}
 answer = client.infer({model!r}, [{names}]{options})
-for output in {outputs}:
-    print({name}, answer.as_numpy({name}))
+for output in answer.get_response().outputs:
+    print(output.name, answer.as_numpy(output.name))
 """
 STREAM: Final = """\
 import json
@@ -37,7 +37,6 @@ NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def python_snippet(
-    module: str,
     address: str,
     model: str,
     version: str,
@@ -45,7 +44,7 @@ def python_snippet(
     parameters: Mapping[str, Any] = NONE,
     ssl: bool = False,
 ) -> str:
-    """Return a program for Triton's client of `module`, grpc or http, whose values are ones.
+    """Return a program for Triton's client of gRPC, whose values are ones.
 
     `parameters`: those that the client's `infer` has arguments for.
     """
@@ -58,9 +57,8 @@ def python_snippet(
         lines.append(f"{variable}.set_data_from_numpy({value})")
         names.append(variable)
     options = {**({"model_version": version} if version else {}), **parameters}
-    of_grpc, has_bf16 = module == "grpc", any(each.datatype == "BF16" for each in inputs)
+    has_bf16 = any(each.datatype == "BF16" for each in inputs)
     return PYTHON.format(
-        module=module,
         more_packages=" ml_dtypes" * has_bf16,
         more_imports="import ml_dtypes\n" * has_bf16,
         address=address,
@@ -69,8 +67,6 @@ def python_snippet(
         model=model,
         names=", ".join(names),
         options="".join(f", {name}={value!r}" for name, value in options.items()),
-        outputs="answer.get_response().outputs" if of_grpc else 'answer.get_response()["outputs"]',
-        name="output.name" if of_grpc else 'output["name"]',
     )
 
 

@@ -204,7 +204,7 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
         program, command = stream_snippets(url, model, version, examples)
     else:
         parameters = SEQUENCE if config.HasField("sequence_batching") else NONE
-        program = python_snippet("grpc", arguments.url, model, version, examples, parameters, secure)
+        program = python_snippet(arguments.url, model, version, examples, parameters, secure)
         command = curl_snippet(url, model, version, examples, parameters)
     chosen = program if arguments.snippet == PYTHON else command
     if not chosen:

@@ -1,15 +1,13 @@
-"""What the page of a model shows: its state and versions, inputs and outputs, an example request, and snippets."""
+"""What the page of a model shows: its state and versions, inputs and outputs, and an example request."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from gangway.artifact.datatypes import MOST_EXAMPLE_VALUES
 from gangway.artifact.example_requests import ExampleTensor, example_of, plausible_values
-from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
+from gangway.artifact.snippets import SEQUENCE
 from gangway.server.errors import RequestError
 from gangway.server.messages import WHOLE_MODEL, ModelUnavailable
 from gangway.server.models.config import bucket_sizes
@@ -24,25 +22,17 @@ PIXELS: Final = ("FP32", "FP16", "FP64", "UINT8")
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a client has found the server: "host:port" of HTTP, by TLS or not; the metrics' port, "" if it is off."""
-
-    host: str
-    is_secure: bool
-    metrics_port: str = ""
-
-
-def described(models: Models, name: str, version: str, place: Place) -> Json:
+def described(models: Models, name: str, version: str, metrics_port: str) -> Json:
     """Return all that the page shows; `problem` says why the version answers no requests, if so.
 
+    `metrics_port`: "" if there are no metrics. `texts`: what the page of a model offers that reads texts; else None.
     Raises RequestError for a model or a version that is not known.
     """
     states = [models.state_of(entry) for key, entry in models.entries.items() if key[0] == name]
     content: Json = {
         "name": name,
         "versions": [_version(state, models) for state in states],
-        "metrics_port": place.metrics_port,
+        "metrics_port": metrics_port,
     }
     try:
         model = models.find(name, version)
@@ -51,7 +41,6 @@ def described(models: Models, name: str, version: str, place: Place) -> Json:
             raise
         return content | {"problem": error.message}
     declared_size = least_declared_size(model)
-    needed = [each for each in model.inputs.values() if not each.optional]
     examples = {each.name: example_of(each, declared_size) for each in model.inputs.values()}
     generator = np.random.default_rng(0)  # as of `gangway client` without --seed
     return content | {
@@ -74,8 +63,16 @@ def described(models: Models, name: str, version: str, place: Place) -> Json:
             _tensor(each) | {"labels": list(model.labels.get(each.name, ()))[:MOST_LABELS]}
             for each in model.outputs.values()
         ],
-        "snippets": _snippets(model, version, [examples[each.name] for each in needed], place),
+        "texts": _texts(model),
     }
+
+
+def _texts(model: ServedModel) -> Json | None:
+    """Return what `/v1/embeddings` or `/v1/rerank` does with texts; None if the model reads none."""
+    settings = model.embeddings
+    if settings is None or (model.tokenizer is None and not model.takes_texts):
+        return None
+    return {"task": settings.task}
 
 
 def least_declared_size(model: ServedModel) -> int | None:
@@ -124,15 +121,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     return round(value, DIGITS) if isinstance(value, float) else value
-
-
-def _snippets(model: ServedModel, version: str, inputs: Sequence[ExampleTensor], place: Place) -> Json:
-    url = f"http{'s' * place.is_secure}://{place.host}"
-    if model.is_decoupled:
-        python, curl = stream_snippets(url, model.name, version, inputs)
-        return {"python": python, "curl": curl}
-    parameters: Mapping[str, Any] = SEQUENCE if model.sequence else NONE
-    return {
-        "python": python_snippet("http", place.host, model.name, version, inputs, parameters, place.is_secure),
-        "curl": curl_snippet(url, model.name, version, inputs, parameters),
-    }

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -40,7 +40,7 @@ from gangway.server.serving.http.infer import (
     read_raw,
 )
 from gangway.server.serving.http.json_text import parse_object
-from gangway.server.serving.http.model_page import Place, described
+from gangway.server.serving.http.model_page import described
 from gangway.server.serving.http.openapi import openapi
 from gangway.server.serving.http.predict import Predict, predicted, read_predict
 from gangway.server.serving.http.replies import (
@@ -119,7 +119,6 @@ class HttpSite(Site):
         self._models = service.models
         self._max_body_bytes = service.options.max_body_bytes
         self._restrictions: Restrictions = service.options.restrictions
-        self._is_secure = service.options.tls is not None
         self._ports = service.ports
         self._work = work
         self._watchers = watchers
@@ -243,12 +242,10 @@ class HttpSite(Site):
                 case "page":
                     return page("watch.html")
                 case "model_page":
-                    return page("model.html")
+                    return self._model_page(route.model)
                 case "model_state":
-                    place, models = self._place(call), self._models()
-                    return await self._work.run(
-                        lambda: json_reply(described(models, route.model, route.version, place))
-                    )
+                    port, models = self._ports.metrics.rpartition(":")[2], self._models()
+                    return await self._work.run(lambda: json_reply(described(models, route.model, route.version, port)))
                 case "state":
                     return await watchers.state()
             await watchers.stream(call)
@@ -278,11 +275,13 @@ class HttpSite(Site):
                 return Reply(200, (await self._aside(generated, await only_one(responses)),), JSON)
         return await self._ask(route, call)
 
-    def _place(self, call: HttpCall) -> Place:
-        """Return where the client sees this port, maybe through a proxy that speaks TLS."""
-        host = call.headers.get(b"host", b"localhost").decode("latin-1")
-        is_secure = self._is_secure or call.headers.get(b"x-forwarded-proto") == b"https"
-        return Place(host, is_secure, self._ports.metrics.rpartition(":")[2])
+    def _model_page(self, name: str) -> Reply:
+        """Return the page of a model, as 404 if there is none: then it lists those that are ready.
+
+        Where something is restricted, the status says nothing of a model.
+        """
+        is_known = bool(self._restrictions.groups) or any(known == name for known, _ in self._models().entries)
+        return page("model.html") if is_known else replace(page("model.html"), status=404)
 
     async def _inflate(self, call: HttpCall) -> None:
         """Put a body as it was before its compression in its place. Raises HttpError or RequestError."""

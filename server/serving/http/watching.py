@@ -6,6 +6,7 @@ that does not read is dropped, so that what waits for it does not grow.
 
 import asyncio
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -30,13 +31,15 @@ MAX_WATCHERS: Final = 16
 MAX_BEHIND: Final = 5  # states in a row that a watcher does not take
 SEND_BUFFER_BYTES: Final = 16 * 1024  # of the kernel, for each watcher; it doubles that
 HTML: Final = b"text/html; charset=utf-8"
+_FILE: Final = re.compile(rb"^/\* ([a-z]+\.(?:css|js)) \*/\n", re.MULTILINE)
 
 
 @lru_cache(maxsize=2)
 def page(name: str) -> Reply:
-    """Return a page, which asks for everything else itself; its styles begin with those that all pages share."""
-    html, css = (Path(__file__).with_name(each).read_bytes() for each in (name, "page.css"))
-    return Reply(200, (html.replace(b"/* page.css */\n", css),), HTML)
+    """Return a page, which asks for everything else itself; lines such as "/* page.css */" are files beside it."""
+    html = Path(__file__).with_name(name).read_bytes()
+    whole = _FILE.sub(lambda line: Path(__file__).with_name(line[1].decode()).read_bytes(), html)
+    return Reply(200, (whole,), HTML)
 
 
 class Watchers:

@@ -14,11 +14,11 @@ from PIL import Image
 
 from gangway.clients.inputs import Normalisation, TensorMetadata, image_tensor
 from testing.live_server import LiveServer
-from testing.repository import GANGWAY
 from tests.helpers.browser import CHROMIUM, Browser, browser
 from tests.helpers.http_requests import ask_http
 from tests.helpers.python_models import config_of, write
 from tests.helpers.served import Served, serving
+from tests.helpers.text_models import TextModel
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed")]
 
@@ -101,12 +101,26 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    repository = tmp_path_factory.mktemp("models")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def encoder(repository: Path) -> TextModel:
+    return TextModel(repository, "encoder", scores=False)
+
+
+@pytest.fixture(scope="module")
+def scorer(repository: Path) -> TextModel:
+    return TextModel(repository, "scorer", scores=True)
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path, encoder: TextModel, scorer: TextModel) -> Iterator[Served]:
     for name, (config, code) in MODELS.items():
         write(repository, name, code, config)
     (repository / "classes" / "labels.txt").write_text("cat\na <b>dog</b>\nbird: small\n")
-    with serving(repository, "--model-control-mode=explicit", "--load-model=*") as found:
+    with serving(repository, "--model-control-mode=explicit", "--load-model=*", "--max-shapes=0") as found:
         yield found
 
 
@@ -132,16 +146,17 @@ def send(page: Browser) -> str:
     return str(page.until("!$('send').disabled && $('answer').textContent"))
 
 
-def rows(page: Browser) -> dict[str, str]:
+def rows(page: Browser, place: str = "answer") -> dict[str, str]:
     """The last cell of each row of the answer, by the first."""
-    cells = "[...document.querySelectorAll('#answer tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    cells = f"[...document.querySelectorAll('#{place} tr')].map(row => [...row.children].map(cell => cell.textContent))"
     return {first: last for first, *_, last in page.value(cells)}
 
 
 def fill(page: Browser, place: int, what: str, value: str) -> None:
     """Write into a control of an input."""
     control = f"fields[{place}].{what}"
-    page.value(f"{control}.value = {json.dumps(value)}; {control}.dispatchEvent(new Event('input'))")
+    changed = "new Event('input', {bubbles: true})"
+    page.value(f"{control}.value = {json.dumps(value)}; {control}.dispatchEvent({changed})")
 
 
 def test_it_sends_what_it_shows(page: Browser, gangway_server: LiveServer) -> None:
@@ -167,18 +182,97 @@ def test_it_says_what_the_server_says(page: Browser, gangway_server: LiveServer)
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(EVIL, ">0"), ("repeat", '"OUT":"0"'), ("sums", "1"), ("halves", "2."), ("classes", "7")]
+    ("model", "values", "said"),
+    [
+        (EVIL, {0: 'it\'s $5 "x" é'}, "S $5"),
+        ("repeat", {0: "x'y", 1: "2"}, '"OUT":"x\'y"'),
+        ("sums", {0: "41"}, "41"),
+        ("halves", {0: "0.5 -2 8"}, "16."),
+        ("classes", {}, "7"),
+    ],
 )
-def test_snippets_work_as_pasted(served: Served, model: str, said: str) -> None:
-    path = f"/v2/gangway/models/{quote(model, safe='')}"
-    snippets = ask_http(served.server.http_url, "GET", path).content["snippets"]
-    command = [*GANGWAY, "client", model, "--url", served.server.url, "--snippet", "curl"]
-    by_client = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-    assert bool(snippets["curl"]) == (model not in ("halves", "classes"))  # no JSON, or too many values
-    if snippets["curl"]:
-        assert said in printed_by(["bash", "-c", snippets["curl"]])
-    assert said in printed_by([sys.executable, "-c", snippets["python"]])
-    assert by_client.rstrip("\n").replace("127.0.0.1:8000", served.server.http_url) == snippets["curl"]
+def test_snippets_send_what_the_form_has(
+    page: Browser, served: Served, model: str, values: dict[int, str], said: str
+) -> None:
+    visit(page, served.server, model)
+    for place, text in values.items():
+        fill(page, place, "values", text)
+    curl, python = (page.value(f"$('{kind}')?.textContent") for kind in ("curl", "python"))
+    assert bool(curl) == (model not in ("halves", "classes"))  # no JSON, or too many values
+    if curl:
+        assert said in printed_by(["bash", "-c", curl])
+    assert said in printed_by([sys.executable, "-c", python])
+
+
+@pytest.mark.parametrize(
+    ("place", "what", "text", "told"),
+    [
+        (1, "values", f"{'1 ' * 15}x", 'INPUT1: value 16 is "x", and INT32 is a whole number from -2147483648'),
+        (0, "values", f"1.5{' 1' * 15}", 'INPUT0: value 1 is "1.5", and INT32 is a whole number'),
+        (0, "values", f"2147483648{' 1' * 15}", 'INPUT0: value 1 is "2147483648", and INT32 is a whole number'),
+        (0, "shape", "one, 16", 'INPUT0: its shape has "one"'),
+        (None, "parameters", "[1]", "parameters: expected a JSON object"),
+    ],
+)
+def test_a_bad_value_is_named_before_anything_is_sent(
+    page: Browser, gangway_server: LiveServer, place: int | None, what: str, text: str, told: str
+) -> None:
+    visit(page, gangway_server, "simple")
+    if place is None:
+        page.value(f"$('{what}').value = {json.dumps(text)}; $('{what}').dispatchEvent(new Event('input'))")
+    else:
+        fill(page, place, what, text)
+    assert send(page).startswith(told)
+    assert told in page.value("$('snippets').textContent") or place is None
+    assert not [address for address in page.asked if address.endswith("/infer")]
+
+
+def test_a_text_is_embedded(page: Browser, served: Served, encoder: TextModel) -> None:
+    visit(page, served.server, "encoder")
+    text = "the cat's dog"
+    page.value(f"$('text').value = {json.dumps(text)}; $('text').dispatchEvent(new Event('input', {{bubbles: true}}))")
+    page.value("$('send_text').click()")
+    page.until("!$('send_text').disabled && $('text_answer').textContent")
+    shown = rows(page, "text_answer")
+    vector = encoder.vector(text)
+    assert (shown["dimension"], shown["tokens"]) == (str(len(vector)), str(len(encoder.states(text))))
+    first = [float(value) for value in shown["first values"].partition(", and")[0].split(", ")]
+    assert first == pytest.approx(vector[: len(first)], abs=1e-3)
+    assert "answered after" in page.value("$('texts').textContent")
+    curl, python = (page.value(f"$('text_{kind}').textContent") for kind in ("curl", "python"))
+    embedded = json.loads(printed_by(["bash", "-c", curl]))["data"][0]["embedding"]
+    assert embedded == pytest.approx(vector, abs=1e-5)
+    assert printed_by([sys.executable, "-c", python]).startswith(f"{len(vector)} [{embedded[0]:.3f}"[:-1])
+    page.value("$('text').value = ''; $('send_text').click()")
+    page.until("$('text_answer').textContent.includes(\"400: 'input' has an empty text\")")
+    page.faults.clear()
+
+
+def test_documents_are_reranked(page: Browser, served: Served, scorer: TextModel) -> None:
+    visit(page, served.server, "scorer")
+    documents = ["cats", "the dog runs 42 times", "a"]
+    page.value(f"$('query').value = 'the cat'; $('documents').value = {json.dumps(chr(10).join(documents))}")
+    page.value("$('query').dispatchEvent(new Event('input', {bubbles: true})); $('send_text').click()")
+    page.until("!$('send_text').disabled && $('text_answer').textContent")
+    scores = {each: scorer.score("the cat", each) for each in documents}
+    best = sorted(documents, key=lambda each: -scores[each])
+    found = {document: float(score) for score, document in rows(page, "text_answer").items() if score != "score"}
+    assert list(found) == best
+    assert found == pytest.approx(scores, abs=1e-3)
+    for command in (["bash", "-c"], [sys.executable, "-c"]):
+        kind = "curl" if command[0] == "bash" else "python"
+        assert best[0] in printed_by([*command, page.value(f"$('text_{kind}').textContent")])
+
+
+def test_an_unknown_model_is_404_with_those_that_there_are(page: Browser, gangway_server: LiveServer) -> None:
+    assert ask_http(gangway_server.http_url, "GET", "/models/nobody").status == 404
+    page.open("about:blank")
+    page.open(f"http://{gangway_server.http_url}/models/nobody")
+    page.until("location.protocol === 'http:' && $('names')?.textContent.includes('simple')")
+    page.faults.clear()  # the browser notes the status itself
+    page.value("[...document.querySelectorAll('#names a')].find(link => link.textContent === 'simple').click()")
+    page.until("document.title === 'simple, Gangway' && content?.version")
+    page.faults.clear()
 
 
 def printed_by(command: list[str]) -> str:
