@@ -243,8 +243,10 @@ def view(state: State, where: str, columns: int, lines: int | None, mark: str = 
         f" {_counted(state['requests_in_flight'], 'request')}, {state['queue']} queued",
     )
     parts: list[RenderableType] = [Text(head, style="bold", overflow="ellipsis", no_wrap=True) for head in heads]
+    if start := state["start"]:
+        parts.append(Text(f"starting: {start['text']}", overflow="ellipsis", no_wrap=True))
     decisions = _decisions(state, mark, columns, lines)
-    others = len(state["unavailable"]) + len(state["jobs"])
+    others = bool(start) + len(state["unavailable"]) + len(state["jobs"])
     core_lines, model_lines = len(cores), len(models)
     if lines is not None:
         room = max(2, lines - 7 - min(others, 6) - len(decisions))

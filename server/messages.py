@@ -2,7 +2,8 @@
 
 The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
 and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
-`ModelRemoved`, `ModelPresence`, `ModelIdleness`, `ModelTarget`, `VariantReady`, `VariantGone` and `JobsUnderWay`),
+`ModelRemoved`, `ModelPresence`, `ModelIdleness`, `ModelTarget`, `VariantReady`, `VariantGone`, `JobsUnderWay`,
+`StartUnderWay`),
 answers to `RepositoryCall`, `InstanceAttended`, and at the end `Leave` and `Drain`.
 A front end sends `Listening` or `BindFailed` once, then `ShapeWanted`, `FirstAnswer`, `RepositoryCall` and
 `ModelRetired`. A later message about the same (name, version) replaces what was known.
@@ -321,18 +322,38 @@ class Settled(msgspec.Struct, frozen=True, tag=True):
 
 
 class BackgroundJob(msgspec.Struct, frozen=True):
-    """What the supervisor has others do in the background. `phase` empty: none is known. `since_s`: since 1970."""
+    """What the supervisor has others do in the background, and `done` of `total` steps of its phase.
+
+    `phase` empty: none is known. `since_s`: since 1970.
+    """
 
     kind: Literal["compile", "profile"]
     model: str
     since_s: float
     phase: str = ""
+    done: int = 0
+    total: int = 0
 
 
 class JobsUnderWay(msgspec.Struct, frozen=True, tag=True):
     """To a front end: these are all jobs at the moment, in the order of their begin."""
 
     jobs: tuple[BackgroundJob, ...]
+
+
+class StartUnderWay(msgspec.Struct, frozen=True, tag=True):
+    """To a front end: so many of the models have been tried that are served from the start; InitialLoadDone ends it.
+
+    `kernels`: of models that are being compiled. `left_s`: about how long the rest takes; None: that is not known.
+    `text`: all of it in words.
+    """
+
+    models_done: int
+    models: int
+    kernels_done: int
+    kernels: int
+    left_s: float | None
+    text: str
 
 
 class AllKnown(msgspec.Struct, frozen=True, tag=True):
@@ -369,7 +390,7 @@ FrontEndMessage = (
     ModelReady | ModelUnavailable | ModelRemoved | ModelPresence | ModelIdleness | InstanceAttended | ModelRetired
     | ModelTarget | VariantReady | VariantGone | ShapeWanted | FirstAnswer | InitialLoadDone | RepositoryCall
     | RepositoryAnswer | Leave | Drain | Listening | BindFailed | LogSettings | TraceOverrides | RegionChange
-    | Proposed | Agreed | Applied | Settled | JobsUnderWay | AllKnown
+    | Proposed | Agreed | Applied | Settled | JobsUnderWay | StartUnderWay | AllKnown
 )  # fmt: skip
 
 

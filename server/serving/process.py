@@ -127,11 +127,12 @@ class FrontEnd:
         self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[messages.BackgroundJob, ...] = ()
+        self._start: messages.StartUnderWay | None = None
         self._watch: Watch | None = None
         if control is not None and options.http.page:
             # A thread reads them. What is answered is counted by the loop alone.
             source = Source(lambda: self._answers.models, plane, control, None, around.peers)
-            self._watch = Watch(source, lambda: self._answers.models, lambda: self._jobs, control)
+            self._watch = Watch(source, lambda: self._answers.models, lambda: self._jobs, lambda: self._start, control)
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
@@ -249,7 +250,10 @@ class FrontEnd:
                 self.changes.calls.answered(message)
             case messages.JobsUnderWay(jobs):
                 self._jobs = jobs
+            case messages.StartUnderWay():
+                self._start = message
             case messages.InitialLoadDone(strict_readiness):
+                self._start = None
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
             case messages.RepositoryAnswer():

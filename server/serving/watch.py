@@ -16,7 +16,7 @@ import msgspec
 
 from gangway.executor.control import TOLD_S, ControlSegment
 from gangway.executor.leases import LeaseGlance
-from gangway.server.messages import WHOLE_MODEL, BackgroundJob, ModelUnavailable
+from gangway.server.messages import WHOLE_MODEL, BackgroundJob, ModelUnavailable, StartUnderWay
 from gangway.server.models.served import Models
 from gangway.server.serving.metrics_reading import ModelReading, Reading, Source, ids_of
 from gangway.server.statistics import TIME_BOUNDS_NS, VersionFigures
@@ -57,11 +57,13 @@ class Watch:
         source: Source,
         models: Callable[[], Models],
         jobs: Callable[[], Sequence[BackgroundJob]],
+        start: Callable[[], StartUnderWay | None],
         control: ControlSegment,
     ) -> None:
         self._source = source
         self._models = models
         self._jobs = jobs
+        self._start = start
         self._control = control
         self._workers = range(control.layout.workers)
         self.sample_s = SAMPLE_S * max(1.0, len(self._workers) / CORES_AT_ONCE)
@@ -119,10 +121,8 @@ class Watch:
             "decisions": self._decisions(reading, shown, places),
             "models_left_out": len(reading.models) - len(shown) + max(0, len(unavailable) - MAX_MODELS),
             "unavailable": [_unavailable(entry) for entry in unavailable[:MAX_MODELS]],
-            "jobs": [
-                {"kind": job.kind, "model": job.model, "phase": job.phase, "since_s": job.since_s}
-                for job in self._jobs()
-            ],
+            "jobs": [_job(job) for job in self._jobs()],
+            "start": None if (start := self._start()) is None else msgspec.structs.asdict(start),
         }
         self._begin_timeline()
         return state
@@ -305,6 +305,11 @@ def _answered(reading: ModelReading, before: _Moment) -> int:
     """Return how many requests were answered after that moment."""
     earlier = before.figures.get(reading.model.load)
     return reading.figures.success.count - (earlier.success.count if earlier is not None else 0)
+
+
+def _job(job: BackgroundJob) -> dict[str, Any]:
+    phase = f"{job.phase}, {job.done} of {job.total}" if job.total else job.phase
+    return {"kind": job.kind, "model": job.model, "phase": phase, "since_s": job.since_s}
 
 
 def _unavailable(entry: ModelUnavailable) -> dict[str, Any]:

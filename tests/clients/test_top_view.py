@@ -48,6 +48,7 @@ STATE = {
         {"model": model(3)["name"], "version": 1, "time_s": 1.0, "text": f"start {number}; because: {'why ' * 40}end"}
         for number in range(8)
     ],
+    "start": None,
     "unavailable": [{"name": "late", "version": None, "state": "LOADING", "reason": "why " * 50}],
 }
 
@@ -59,9 +60,11 @@ def shown(lines: int | None, columns: int = COLUMNS, mark: str = "", **changes: 
     return captured.get().splitlines()
 
 
+@pytest.mark.parametrize("start", [None, {"text": "3 of 10 models; kernels 12 of 40; some 20 s left"}])
 @pytest.mark.parametrize("lines", [24, 50, None])
-def test_everything_fits(lines: int | None) -> None:
-    text = shown(lines)
+def test_everything_fits(lines: int | None, start: dict[str, str] | None) -> None:
+    text = shown(lines, start=start)
+    assert (text[2] == "starting: 3 of 10 models; kernels 12 of 40; some 20 s left") == bool(start)
     assert max(map(len, text)) <= COLUMNS
     assert lines is None or len(text) <= lines
     rows = [line for line in text if "[red]long_" in line]

@@ -108,6 +108,18 @@ def test_a_manager_that_reads_nothing_delays_nothing(manager):
         told_often.ready("well")
 
 
+def test_a_manager_that_reads_late_hears_that_the_server_is_ready(manager):
+    received, name = manager
+    telling = ServiceManager({"NOTIFY_SOCKET": name})
+    for number in range(2000):
+        telling.starting(f"{number} of 2000 models")
+    telling.ready("well")
+    assert ["READY=1", "STATUS=well"] not in told(received), "its socket was full"
+    for _ in range(3):
+        telling.alive()
+    assert told(received) == [["READY=1", "STATUS=well"]]
+
+
 def test_another_process_gives_no_sign_of_life(manager):
     received, name = manager
     ServiceManager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}).alive()

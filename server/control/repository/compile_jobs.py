@@ -68,7 +68,7 @@ class ProgressDisplay:
         if self._jobs is not None:
             if self._job is None:
                 self._job = self._jobs.begin("compile", self._name)
-            self._jobs.advance(self._job, f"{phase}, {done} of {total}")
+            self._jobs.advance(self._job, phase, done, total)
         if self._bar is not None:
             text = f"compiling {self._name}: {phase}"
             self._bar.update(self._task, description=text, completed=done, total=total, visible=True)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -37,6 +36,7 @@ from gangway.server.control.repository.repository import (
     read_model,
     read_only_one,
 )
+from gangway.server.control.repository.start_progress import StartProgress
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.control.supervisor.model_life import VersionState, state_of
 from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, RequestError, unavailable
@@ -47,7 +47,6 @@ from gangway.server.options.server import ALL_MODELS, RepositoryOptions
 _log = logging.getLogger(__name__)
 
 LONG_SECONDS: Final = 10.0  # of a load, until others begin beside it whatever it does
-BRIEF_START_SECONDS: Final = 3.0  # of which nobody is told how far it is
 RETIRE_SECONDS = 660.0  # no request lasts longer
 UNLOAD_SECONDS = 60.0  # workers do it beside their queries
 
@@ -64,24 +63,6 @@ NOT_FOUND = "failed to load '{}', failed to poll from model repository"
 
 class ModelStartError(Exception):
     """Models that are to be served from the start cannot be loaded; the message names them."""
-
-
-@dataclass
-class StartProgress:
-    """Counts the models that a start has tried, of `total`, and tells of a long one. `begin_s`: by the loop's clock."""
-
-    total: int
-    begin_s: float
-    tell: Callable[[str], None]
-    done: int = 0
-
-    def one_done(self, _: "asyncio.Task[None]") -> None:
-        """A model has been tried. The others are expected to take as long, on average."""
-        self.done += 1
-        passed_s = asyncio.get_running_loop().time() - self.begin_s
-        if passed_s > BRIEF_START_SECONDS and self.done < self.total:
-            left_s = passed_s / self.done * (self.total - self.done)
-            self.tell(f"{self.done} of {self.total} models after {passed_s:.0f} s, some {left_s:.0f} s left")
 
 
 class ModelControl:
@@ -102,12 +83,10 @@ class ModelControl:
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
         self._is_first = True
 
-    async def start(
-        self, listening: Callable[[], Awaitable[str]], tell: Callable[[str], None]
-    ) -> dict[str, list[Entry]]:
+    async def start(self, listening: Callable[[], Awaitable[str]], progress: StartProgress) -> dict[str, list[Entry]]:
         """Load what is to be served from the start, and return it. A broken model hinders no other one.
 
-        `tell` gets now and then how far that is.
+        `progress` hears how far that is.
 
         Clients are told that it is there when they can connect everywhere: then `listening` returns.
 
@@ -123,12 +102,12 @@ class ModelControl:
             for entry in entries:
                 if isinstance(entry, ModelVersion):
                     self.served.announce_loading(entry)
+        progress.begin(len(found))
         versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
         await self._loader.look_up(versions)
         tasks = list(self.beside_each_other(found).values())
-        progress = StartProgress(len(tasks), asyncio.get_running_loop().time(), tell)
         for task in tasks:
-            task.add_done_callback(progress.one_done)
+            task.add_done_callback(progress.tried)
         await asyncio.gather(*tasks)
         if (broken := self.served.broken) and self._options.exit_on_error:
             raise ModelStartError(f"models cannot be loaded: {', '.join(sorted({each.name for each in broken}))}")

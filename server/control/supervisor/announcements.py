@@ -46,6 +46,7 @@ class Announcements:
         self._retiring: dict[int, _Retiring] = {}  # the same
         self._load_done: messages.InitialLoadDone | None = None
         self._jobs = messages.JobsUnderWay(())
+        self._start: messages.StartUnderWay | None = None
 
     @property
     def entries(self) -> Mapping[tuple[str, int], messages.ModelReady | messages.ModelUnavailable]:
@@ -141,7 +142,7 @@ class Announcements:
 
     def initial_load_done(self, strict_readiness: bool) -> None:
         """Let ServerReady answer true."""
-        self._load_done = messages.InitialLoadDone(strict_readiness)
+        self._start, self._load_done = None, messages.InitialLoadDone(strict_readiness)
         self._send(self._load_done)
 
     def announce_jobs(self, message: messages.JobsUnderWay) -> None:
@@ -149,11 +150,16 @@ class Announcements:
         self._jobs = message
         self._send(message)
 
+    def announce_start(self, message: messages.StartUnderWay) -> None:
+        """Tell how far the start is."""
+        self._start = message
+        self._send(message)
+
     def known(self) -> list[messages.FrontEndMessage]:
         """Return all that a front end is told that starts now."""
-        done = [] if self._load_done is None else [self._load_done]
+        start = [each for each in (self._start, self._load_done) if each is not None]
         idle = [messages.ModelIdleness(model_id, True) for model_id in self._idle]
-        return [*self._models.values(), *self._absent.values(), *idle, *self._variants.values(), self._jobs, *done]
+        return [*self._models.values(), *self._absent.values(), *idle, *self._variants.values(), self._jobs, *start]
 
     def begin_to_retire(self, model_id: int) -> None:
         """Count from now on which front ends say that no request uses a number which clients do not get any more.

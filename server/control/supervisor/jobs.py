@@ -27,12 +27,11 @@ class Jobs:
         self._tell_all()
         return self._next
 
-    def advance(self, number: int, phase: str) -> None:
-        """A job has come to this phase: a name, a comma, and how far it is."""
-        before = self._jobs[number].phase
-        self._jobs[number] = msgspec.structs.replace(self._jobs[number], phase=phase)
-        is_new = before.partition(",")[0] != phase.partition(",")[0]
-        if is_new or time.monotonic() - self._told_s >= TELL_EVERY_S:
+    def advance(self, number: int, phase: str, done: int, total: int) -> None:
+        """A job has done so many steps of a phase."""
+        before = self._jobs[number]
+        self._jobs[number] = msgspec.structs.replace(before, phase=phase, done=done, total=total)
+        if before.phase != phase or time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._tell_all()
 
     def end(self, number: int) -> None:

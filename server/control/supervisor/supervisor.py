@@ -33,6 +33,7 @@ from gangway.server.control.repository.loader import ModelLoader
 from gangway.server.control.repository.profiles import BackgroundProfiler
 from gangway.server.control.repository.repository import BrokenModel, OverrideStore, sweep_overrides
 from gangway.server.control.repository.service import RepositoryService
+from gangway.server.control.repository.start_progress import StartProgress
 from gangway.server.control.repository.trials import ModelTrials
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics
 from gangway.server.control.supervisor.events import Event, EventQueue, InstanceCall
@@ -87,7 +88,9 @@ class Supervisor:
         self._announcements = self._front_ends.announcements
         addresses = InstanceAddresses.create()
         self._workers = WorkerSet(memory, general, self._scheduler, log, self._regions, addresses)
-        jobs = Jobs(self._announcements.announce_jobs)
+        at_once = general.load_threads or jobs_at_once(len(general.cores), memory_limit_bytes())
+        self._progress = StartProgress(at_once, self._tell_progress)
+        jobs = Jobs(self._tell_jobs)
         self._compiler = Compiler(
             general.cache_dir,
             log,
@@ -95,7 +98,7 @@ class Supervisor:
             in_use=self._scheduler.loaded_keys,
             idle_seconds=IDLE_SECONDS,
             jobs=jobs,
-            at_once=general.load_threads or jobs_at_once(len(general.cores), memory_limit_bytes()),
+            at_once=at_once,
         )
         self._profiler = BackgroundProfiler(general, memory.control, self._compiler, self._scheduler, log, jobs)
         self._trials = ModelTrials(memory.own_data_plane(), self._front_ends.serving_grpc, placement.way_back_us)
@@ -175,7 +178,7 @@ class Supervisor:
         self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        loading = self._loop.create_task(self._models.start(self._front_ends.listening, self._tell_progress))
+        loading = self._loop.create_task(self._models.start(self._front_ends.listening, self._progress))
         try:
             address = await self._front_ends.listening()
             found = await loading
@@ -197,9 +200,13 @@ class Supervisor:
         others = (self._profiler.run(), poller.run(), self._statistics_log.run())
         await asyncio.gather(self._loader.shapes.run(), *others)
 
-    def _tell_progress(self, progress: str) -> None:
-        _log.info("start: %s", progress)
-        self._service_manager.starting(progress)
+    def _tell_progress(self, progress: messages.StartUnderWay) -> None:
+        self._service_manager.starting(progress.text)
+        self._announcements.announce_start(progress)
+
+    def _tell_jobs(self, jobs: messages.JobsUnderWay) -> None:
+        self._announcements.announce_jobs(jobs)
+        self._progress.take_jobs(jobs)
 
     async def _watch_processes(self) -> None:
         while True:
