@@ -147,6 +147,7 @@ class FrontEnd:
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make, Turns(loop))
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         self._methods = Methods(methods, loop, slots.aside, self._deferred.do)
+        self.ports = Ports(metrics=options.metrics.target)
         self.server = GrpcFrontEnd(
             serving,
             self.inference,
@@ -157,11 +158,11 @@ class FrontEnd:
             plane.admission,
             lambda: self.descriptors.is_short,
             self.access_log,
+            self.ports,
         )
         self.descriptors = DescriptorWatch(self.server.end_silent, around.end)
         self._options = options
         self._http: HttpFrontEnd | None = None
-        self.ports = Ports(metrics=options.metrics.target)
 
     @property
     def http(self) -> "HttpFrontEnd":

@@ -1,10 +1,11 @@
-"""The answer to a client that speaks gRPC with a port of HTTP/1.1.
+"""The answers to clients at the wrong port: of gRPC at one of HTTP/1.1, and of HTTP/1.1 at that of gRPC.
 
 A gRPC client shows no text of an answer in HTTP/1.1. So its connection is handed over to HTTP/2 as it is, where each
-call ends with a status and a message.
+call ends with a status and a message. A client of HTTP/1.1 shows nothing of HTTP/2, so it gets an answer in its own.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Final
 
@@ -19,6 +20,13 @@ from gangway.server.serving.loop import LoopTurn
 
 SECONDS: Final = 30.0  # after which a client is asked to go
 GRPC: Final = b"application/grpc"  # and what may follow it
+
+
+def http1_answer(reason: str) -> bytes:
+    """Return the whole answer to a client of HTTP/1.1, as JSON: Triton's clients show its `error`."""
+    body = json.dumps({"error": reason}).encode() + b"\n"
+    head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 class Refusal:

@@ -17,7 +17,7 @@ from gangway.base.logs import OFTEN
 from gangway.base.memory_budget import memory_budget
 from gangway.protos import StatusCode, health_pb2
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction
+from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Ports, Restriction
 from gangway.server.descriptors import max_connections
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.options.endpoints import GrpcOptions
@@ -45,6 +45,7 @@ from gangway.server.serving.pending import pause
 from gangway.server.serving.protocol import MAX_WATCHERS, PERIOD_S, AnyMethod, Health, Methods, RequestT
 from gangway.server.serving.tls import Certificates, TlsListener
 from gangway.server.serving.turns import Slices, drive_for
+from gangway.server.serving.wrong_port import http1_answer
 from gangway.server.tracing.record import GRPC
 
 _log = logging.getLogger(__name__)
@@ -98,10 +99,11 @@ class GrpcFrontEnd:
         admission: AdmissionController | None = None,
         is_short: Callable[[], bool] = lambda: False,
         access_log: AccessLog | None = None,
+        ports: Ports | None = None,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
-        `admission` lets calls of ModelInfer in. `is_short`: see ConnectionLimit.
+        `admission` lets calls of ModelInfer in. `is_short`: see ConnectionLimit. `ports`: clients of HTTP are told.
         """
         self._serving = serving
         self._inference = inference
@@ -125,8 +127,16 @@ class GrpcFrontEnd:
         self._limit = ConnectionLimit(max_connections(), is_short)
         ample = memory_budget().limit.size_bytes >= AMPLE_BYTES
         window_bytes = WINDOW_BYTES if ample else NARROW_WINDOW_BYTES
+        self._ports = ports or Ports()
         self._connections = Connections(
-            serving.loop, serving.turn, self, self._limit, options.keepalive, MAX_METADATA_BYTES, window_bytes
+            serving.loop,
+            serving.turn,
+            self,
+            self._limit,
+            options.keepalive,
+            MAX_METADATA_BYTES,
+            window_bytes,
+            lambda: http1_answer(self._elsewhere),
         )
         self._sockets: list[socket] = []
         self._listeners: list[asyncio.Server | TlsListener] = []
@@ -190,11 +200,12 @@ class GrpcFrontEnd:
         head = self._heads.get(headers)
         if head is None:
             head = self._understood(headers)
+        if head.is_http:
+            kind = (b"content-type", b"text/plain; charset=utf-8")
+            connection.respond(stream, [(b":status", b"415"), kind], (f"{self._elsewhere}\n".encode(),))
+            return None
         if head.resets:
             connection.reset(stream, INTERNAL_ERROR)
-            return None
-        if head.is_http:
-            connection.refuse(stream, [(b":status", b"415")])
             return None
         method, access_log = self._by_path.get(head.path), self._shared.access_log
         try:
@@ -215,6 +226,11 @@ class GrpcFrontEnd:
         except RequestError as error:
             call.answer(error)
         return call
+
+    @property
+    def _elsewhere(self) -> str:
+        """What a client of HTTP is told."""
+        return f"this port speaks gRPC, not HTTP: {self._ports.text}"
 
     def _understood(self, headers: Headers) -> CallHead:
         head = CallHead.of(headers)

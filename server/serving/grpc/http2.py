@@ -16,6 +16,7 @@ notices.
 import asyncio
 import logging
 import math
+import re
 import socket
 import struct
 import time
@@ -81,6 +82,7 @@ _SETTINGS: Final = {
     Setting.MAX_FRAME_SIZE: FRAME_BYTES,
     Setting.HEADER_TABLE_SIZE: TABLE_BYTES,
 }
+_HTTP1: Final = re.compile(rb"(?!PRI )[A-Z]{3,16} [!-~]")  # how a request begins; "PRI * HTTP/2.0" is HTTP/2's
 _GOAWAY: Final = struct.Struct(">BHBBIII")  # length (3 bytes), type, flags, stream, last stream, code
 _GOAWAY_TYPE: Final = 7
 _PING: Final = b"gangway!"
@@ -118,7 +120,8 @@ class Application(Protocol):
 class Connections:
     """What the connections of a server share. For one event loop's thread, whose turns are `turn`.
 
-    `header_bytes`: of a stream, that clients are asked not to exceed. `window_bytes`: see WINDOW_BYTES.
+    `header_bytes`: of a stream, that clients are asked not to exceed. `window_bytes`: see WINDOW_BYTES. `http1_answer`:
+    what a client of HTTP/1.1 is sent, if anything.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -128,6 +131,7 @@ class Connections:
     keepalive: KeepaliveOptions
     header_bytes: int
     window_bytes: int = WINDOW_BYTES
+    http1_answer: Callable[[], bytes] | None = None
 
     def __post_init__(self) -> None:
         self.open: set[Http2Connection] = set()
@@ -150,10 +154,11 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_age_timer", "_arriving", "_due", "_ends", "_fruitless", "_has_sent", "_http", "_is_acknowledged",
-        "_is_paused", "_is_waiting", "_last_ping_s", "_piece_bytes", "_pinged_s", "_pings", "_received_s",
-        "_receiving", "_rest", "_shared", "_stall_timer", "_strikes", "_taken", "_timer", "_to_reset", "_transport",
-        "_unsent_bytes", "_watching", "_will_flush", "is_for_health", "phase", "since_s", "streams", "waiting",
+        "_age_timer", "_arriving", "_due", "_ends", "_fruitless", "_has_begun", "_has_sent", "_http",
+        "_is_acknowledged", "_is_paused", "_is_waiting", "_last_ping_s", "_piece_bytes", "_pinged_s", "_pings",
+        "_received_s", "_receiving", "_rest", "_shared", "_stall_timer", "_strikes", "_taken", "_timer", "_to_reset",
+        "_transport", "_unsent_bytes", "_watching", "_will_flush", "is_for_health", "phase", "since_s", "streams",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, shared: Connections) -> None:
@@ -170,7 +175,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._age_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._is_acknowledged = self._is_paused = self._will_flush = self._ends = False
+        self._has_begun = self._is_acknowledged = self._is_paused = self._will_flush = self._ends = False
         self._has_sent = False  # something of an answer since the client's last ping
         self._unsent_bytes = 0  # of answers, when that ping came
         self._fruitless = self._strikes = self._pings = 0
@@ -204,7 +209,7 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._shared.limit.leave(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello, or refuse what is too much."""
+        """Refuse what is too much. The server's hello leaves with the first turn: a client may speak HTTP/1.1."""
         self._transport = cast("asyncio.Transport", transport)
         shared = self._shared
         if self._arriving is None and not shared.limit.admit(self, self.since_s):
@@ -219,7 +224,6 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
         self._timer = shared.loop.call_later(SETTINGS_TIMEOUT_S, self._poll)
         if (age_ms := shared.keepalive.max_connection_age_ms) is not None:
             self._age_timer = shared.loop.call_later(age_ms / 1000, self._grow_old)
-        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what is under way."""
@@ -274,7 +278,14 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Do what the bytes mean, in this turn of the loop or in the next ones."""
+        if self._ends:  # a client of HTTP/1.1 may still be sending
+            return
         self._received_s = self._shared.loop.time()
+        if not self._has_begun:
+            self._has_begun = True
+            if self._shared.http1_answer is not None and _HTTP1.match(data):
+                self._answer_http1(self._shared.http1_answer())
+                return
         self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
         self._go_on(more=len(data) == READ_BYTES)
         if self._rest:
@@ -604,9 +615,22 @@ class Http2Connection(ArrivingConnection, asyncio.BufferedProtocol):
             self._transport.write(_GOAWAY.pack(0, 8, _GOAWAY_TYPE, 0, 0, _ANY_STREAM, code))
             self._close()
 
+    def _answer_http1(self, answer: bytes) -> None:
+        """Send what a client of HTTP/1.1 reads; a close while it is still sending would overtake that."""
+        self._transport.write(answer)
+        if not self._transport.can_write_eof():  # TLS has no such thing
+            self._close()
+            return
+        self._transport.write_eof()
+        self._abort_late()
+
     def _close(self) -> None:
-        self._ends = True
         self._transport.close()
+        self._abort_late()
+
+    def _abort_late(self) -> None:
+        """Do nothing more, and lose the connection after a while."""
+        self._ends = True
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._shared.loop.call_later(CLOSE_S, self._transport.abort)

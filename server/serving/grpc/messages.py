@@ -324,7 +324,7 @@ class CallHead(msgspec.Struct, frozen=True):
             accepted=accepted,
             metadata=tuple(metadata),
             refusal=refusal,
-            is_http=not named.get(b"content-type", _TYPE).startswith(_TYPE),
+            is_http=not named.get(b"content-type", _TYPE if b"te" in named else b"").startswith(_TYPE),
             resets=named.get(b":method") in (b"GET", b"PUT") or b"te" not in named,
         )
 

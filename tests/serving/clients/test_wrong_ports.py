@@ -1,17 +1,20 @@
 """Clients at the wrong port are told so, in a way that they show."""
 
 import http.client
+import json
 import os
 import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import grpc
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import LiveServer
@@ -72,6 +75,51 @@ def test_requests_to_the_port_of_the_metrics_are_told_where_http_is(gangway_serv
         answer = connection.getresponse()
         assert (answer.status, answer.read().decode().strip().partition(": ")[2]) == (404, both_ports(gangway_server))
         connection.close()
+
+
+def test_a_client_of_http_shows_the_right_port(gangway_server: LiveServer) -> None:
+    with triton_http.InferenceServerClient(gangway_server.url) as client:
+        for _ in range(3):
+            with pytest.raises(InferenceServerException) as refused:
+                client.get_model_metadata("mlp")
+            assert refused.value.status() == "400"
+            assert str(refused.value.message()).endswith(both_ports(gangway_server))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+def test_a_request_of_http1_is_answered_and_closed_by_the_port_of_grpc(gangway_server: LiveServer, method: str) -> None:
+    body = bytes(8 << 20) if method == "POST" else b""  # more than a socket holds: all of it is taken
+    host, _, port = gangway_server.url.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as connection:
+        head = f"{method} /v2/health/ready HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+    head_of_answer, _, content = answer.partition(b"\r\n\r\n")
+    assert head_of_answer.startswith(b"HTTP/1.1 400 ")
+    assert f"content-length: {len(content)}".encode() in head_of_answer
+    assert json.loads(content)["error"].endswith(both_ports(gangway_server))
+
+
+@pytest.mark.parametrize(("port", "status"), [("grpc", "415"), ("http", "505"), ("metrics", "505")])
+def test_http2_without_grpc_is_told_the_ports(gangway_server: LiveServer, port: str, status: str) -> None:
+    address = f"http://{ports_of(gangway_server)[port]}/v2/health/ready"
+    command = ["curl", "--silent", "--http2-prior-knowledge", "--write-out", "%{http_code}", address]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert ran.stdout.endswith(f"{both_ports(gangway_server)}\n{status}")
+
+
+def test_who_is_silent_is_told_nothing(gangway_server: LiveServer) -> None:
+    """Until it says which protocol it speaks."""
+    host, _, port = gangway_server.url.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), 20) as silent,
+        socket.create_connection((host, int(port)), 20) as other,
+    ):
+        other.sendall(PREFACE + SETTINGS)
+        assert other.recv(9)[3:4] == b"\4"  # settings
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.recv(1)
 
 
 @pytest.mark.parametrize(
