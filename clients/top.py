@@ -359,7 +359,7 @@ def _models(state: State, columns: int, lines: int, chosen: str) -> Table:
             "in time": "-" if in_time is None else f"{in_time:.1%}" if in_time < 1 else "100%",
             "queue": _count(model["waiting"]),
             "refused": _count(model["refused"]),
-            "cores": "-" if model["ensemble"] else f"{model['cores']:.1f}",
+            "cores": "-" if model["ensemble"] else "idle" if model["idle"] else f"{model['cores']:.1f}",
         }
         table.add_row(Text(mark, style), name, *(values[heading] for heading in headings))
     return table

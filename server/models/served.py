@@ -374,9 +374,13 @@ class Models:
         others = self.idle - {message.model_id}
         return replace(self, idle=others | {message.model_id} if message.is_idle else others)
 
+    def is_idle(self, model: ServedModel) -> bool:
+        """Whether workers load a model at its next request."""
+        return model.model_id in self.idle
+
     def note_of(self, model: ServedModel) -> str:
         """Return what is to be said of a model beside READY."""
-        return IDLE * (model.model_id in self.idle)
+        return IDLE * self.is_idle(model)
 
     def with_target(self, message: messages.ModelTarget) -> "Models":
         """Return the set after a model has got another latency target."""

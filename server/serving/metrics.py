@@ -168,8 +168,10 @@ _MODEL: Final[Table] = (
      "Arenas (memory for activations) that requests under way hold"),
     ("gangway_arena_bytes", "gauge", lambda model: model.account.arena_bytes,
      "Memory of the model's arenas, idle ones included"),
-    ("gangway_weights_bytes", "gauge", lambda model: model.model.weights_bytes,
-     "Weights that all workers map, one copy for all; onnxruntime may have copies beside it"),
+    ("gangway_weights_bytes", "gauge", lambda model: model.weights_bytes,
+     "Weights that all workers map, one copy for all, none while idle; onnxruntime may have copies beside it"),
+    ("gangway_model_idle", "gauge", lambda model: int(model.is_idle),
+     "1 if workers have given the model's memory back until its next request, else 0"),
     ("gangway_bf16", "gauge", lambda model: int(BF16 in precisions_of(model.model.config)),
      "1 if the model's kernels multiply bf16 numbers, for all requests or for some, else 0"),
 )

@@ -153,6 +153,12 @@ class ModelReading(msgspec.Struct, frozen=True):
     waiting: int
     in_flight: int
     account: ModelAccount
+    is_idle: bool = False
+
+    @property
+    def weights_bytes(self) -> int:
+        """Those that workers map at this moment."""
+        return 0 if self.is_idle else self.model.weights_bytes
 
 
 @dataclass(frozen=True)
@@ -202,7 +208,8 @@ class Source:
 
     def steps(self) -> Iterator[Reading | None]:
         """Yield None after each model, for who has something else to do meanwhile, and then how things are."""
-        served = self._models().served()
+        known = self._models()
+        served = known.served()
         states = Counter(self._plane.slots.in_use())
         usage = self._plane.usage()
         requests, front_ends = usage.requests, 1 + len(self._peers.tables)
@@ -213,7 +220,7 @@ class Source:
         scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
         models = []
         for model in served:
-            models.append(_read_model(model, states, scheduler))
+            models.append(_read_model(model, states, scheduler, known.is_idle(model)))
             yield None
         yield Reading(
             models=tuple(models),
@@ -232,10 +239,10 @@ class Source:
         )
 
 
-def memory_bytes(model: ServedModel, control: ControlSegment) -> int:
-    """Return what a model is known to hold: its weights, which all workers share, and its arenas."""
+def memory_bytes(model: ServedModel, is_idle: bool, control: ControlSegment) -> int:
+    """Return what a model is known to hold: its weights, which all workers share unless it is idle, and its arenas."""
     ids = ids_of(model)
-    return model.weights_bytes + control.scheduler_block.read(ids).account(ids).arena_bytes
+    return model.weights_bytes * (not is_idle) + control.scheduler_block.read(ids).account(ids).arena_bytes
 
 
 def ids_of(model: ServedModel) -> frozenset[int]:
@@ -260,7 +267,7 @@ def labels_of(model: ServedModel) -> Labels:
 
 
 def _read_model(
-    model: ServedModel, states: Mapping[tuple[SlotState, int], int], scheduler: SchedulerStatus
+    model: ServedModel, states: Mapping[tuple[SlotState, int], int], scheduler: SchedulerStatus, is_idle: bool
 ) -> ModelReading:
     ids = ids_of(model)
     waiting, running, done = (
@@ -274,4 +281,5 @@ def _read_model(
         waiting=waiting,
         in_flight=model.uses.count if model.is_ensemble else waiting + running + done,
         account=scheduler.account(ids),
+        is_idle=is_idle,
     )

@@ -47,13 +47,13 @@ class ServerMethods:
     replaced by the front end. `ready` says whether the initial load is over and the server is not stopping; `leaving`
     that it soon will, so that neither it nor a model says that it is ready. Unless
     `strict_readiness`, the server then counts as ready whatever the state of its models. `memory_bytes` says what a
-    model holds, 0 if that is not known; `is_served` whether the other processes work.
+    model holds, which may be idle, 0 if that is not known; `is_served` whether the other processes work.
     """
 
     def __init__(
         self,
         name: str = SERVER_NAME,
-        memory_bytes: Callable[[ServedModel], int] = lambda model: 0,
+        memory_bytes: Callable[[ServedModel, bool], int] = lambda model, is_idle: 0,
         is_served: Callable[[], bool] = lambda: True,
     ) -> None:
         self.models = Models()
@@ -105,7 +105,8 @@ class ServerMethods:
         """Return the counters of one version, of one model, or of all."""
         response = pb.ModelStatisticsResponse()
         for model in self._selected(request):
-            response.model_stats.append(model.statistics.message(model.name, model.version, self._memory_bytes(model)))
+            held_bytes = self._memory_bytes(model, self.models.is_idle(model))
+            response.model_stats.append(model.statistics.message(model.name, model.version, held_bytes))
             await slices.rest()
         return response
 

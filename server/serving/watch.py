@@ -238,6 +238,7 @@ class Watch:
             "p50_ms": quantile_ms(recent.request_counts, 0.5),
             "p99_ms": quantile_ms(recent.request_counts, 0.99),
             "in_time_share": recent.own["qos_met"] / with_target if with_target else None,
+            "idle": reading.is_idle,
             "cores": held / self._samples if self._samples else 0.0,
         }
 

@@ -24,6 +24,7 @@ def model(number: int) -> dict[str, Any]:
         "waiting": 4096,
         "refused": 12_345_678,
         "cores": 63.9,
+        "idle": False,
         "ensemble": False,
     }
 

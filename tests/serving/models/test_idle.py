@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from testing.live_server import is_ready
+from testing.repository import GANGWAY
 from testing.waiting import until
 from tests.conftest import CompileKept
 from tests.helpers import onnx_text
+from tests.helpers.http_requests import ask_http
 from tests.helpers.served import Served, serving
 from tests.helpers.ways import WAYS, RefusedError
 
@@ -68,6 +71,23 @@ def test_an_idle_model_answers(served: Idle, way: str) -> None:
     assert served.is_right("wide", way)
     assert served.mapped() == 2
     until(lambda: served.state("wide") == ("READY", ""))
+
+
+def test_who_watches_sees_which_models_are_idle(served: Idle) -> None:
+    """In the metrics, the statistics, the state that the page reads, and `gangway top`."""
+    until(lambda: served.rests("wide"))
+    state = ask_http(served.server.http_url, "GET", "/v2/gangway/state").content
+    assert {model["name"]: model["idle"] for model in state["models"]} == {"both": False, "stays": False, "wide": True}
+    command = [*GANGWAY, "top", served.server.http_url, "--once"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert [line.split()[1] for line in shown.splitlines() if line.endswith(" idle")] == ["wide"]
+    scrape = served.scrape()
+    for model, is_idle in (("wide", True), ("stays", False)):
+        assert scrape("gangway_model_idle", model=model) == is_idle
+        weights_bytes, arena_bytes = (scrape(f"gangway_{kind}_bytes", model=model) for kind in ("weights", "arena"))
+        assert weights_bytes == 0 if is_idle else weights_bytes >= WIDE.nbytes
+        (usage,) = served.statistics(model).memory_usage
+        assert usage.byte_size == weights_bytes + arena_bytes
 
 
 def test_a_step_of_an_ensemble_comes_back(served: Idle) -> None:
