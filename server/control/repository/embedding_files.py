@@ -102,6 +102,9 @@ def _settings(config: ModelConfig, given: dict[str, str], files: "_Files") -> Em
     output = _output(config, given)
     is_score = output.rank == 1 or (output.rank == 2 and output.size == 1)
     task = given.get("task", RERANK if is_score else EMBED)
+    if _takes_text(config) and len(config.input) != (2 if task == RERANK else 1):
+        wanted = "two inputs, for a query and a document" if task == RERANK else "one input"
+        raise ConfigError(f"a model that reads texts to {task} has {wanted}; there are {len(config.input)}")
     if task == RERANK and not is_score:
         raise ConfigError(f"a model that reranks has one score for a row, output '{output.name}' has {output.size}")
     if task == EMBED and output.rank not in (2, 3):
@@ -110,6 +113,12 @@ def _settings(config: ModelConfig, given: dict[str, str], files: "_Files") -> Em
     if others := [name for name in modules if name not in ("Transformer", "Pooling", "Normalize")]:
         raise ConfigError(f"{MODULES} has {shortened(others[0])}, which the ONNX file has to compute")
     pooling = given.get("pooling", SENTENCE if output.rank != 3 else files.pooling())
+    if _takes_text(config) and pooling not in (SENTENCE, CLS):
+        # The tokens of each text are known to the model only; the others' padding would be pooled, too.
+        raise ConfigError(
+            f"output '{output.name}' has a vector for each token of texts that the model reads itself: it has to pool"
+            f" them itself, too, unless pooling is {CLS}"
+        )
     if (pooling == SENTENCE) != (output.rank != 3):
         raise ConfigError(f"pooling is {pooling}, but output '{output.name}' has {output.rank} dimensions")
     normalizes = "Normalize" in (modules or files.modules()) if files.find(MODULES) else task == EMBED
@@ -124,7 +133,7 @@ def _settings(config: ModelConfig, given: dict[str, str], files: "_Files") -> Em
 
 
 def _takes_text(config: ModelConfig) -> bool:
-    return len(config.input) == 1 and config.input[0].data_type == DataType.TYPE_STRING
+    return all(tensor.data_type == DataType.TYPE_STRING for tensor in config.input)
 
 
 def _check_inputs(config: ModelConfig) -> None:
@@ -133,7 +142,7 @@ def _check_inputs(config: ModelConfig) -> None:
     names = [tensor.name for tensor in config.input]
     if IDS not in names or not TOKEN_INPUTS.issuperset(names):
         raise ConfigError(
-            f"inputs are {', '.join(map(shortened, names))}; expected one of texts, or some of"
+            f"inputs are {', '.join(map(shortened, names))}; expected texts alone, or some of"
             f" {', '.join(sorted(TOKEN_INPUTS))}"
         )
     for tensor in config.input:

@@ -139,7 +139,7 @@ def vectors_of(output: npt.NDArray[Any], lengths: Sequence[int], settings: Embed
     if settings.pooling == SENTENCE:
         return states
     length = states.shape[1]
-    counts = np.minimum(np.asarray(lengths or [length] * len(states)), length)
+    counts = np.minimum(np.asarray(lengths or [length] * len(states)), length)  # texts have none, but only CLS
     if settings.pooling in (CLS, LAST):
         ends = np.zeros_like(counts) if settings.pooling == CLS else counts - 1
         chosen: Floats = states[np.arange(len(states)), ends]
@@ -158,5 +158,6 @@ def finished(vectors: Floats, settings: EmbeddingSettings, dimensions: int | Non
     cut = vectors[:, :dimensions]
     if not settings.normalize:
         return cut
-    scaled: Floats = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(LEAST_NORM))
+    norms = np.sqrt(np.einsum("ij,ij->i", cut, cut, dtype=np.float64))  # squares of large numbers pass float32
+    scaled: Floats = (cut / np.maximum(norms, LEAST_NORM)[:, None]).astype(np.float32)
     return scaled

@@ -156,9 +156,7 @@ def _flag(content: Mapping[str, Any], name: str, default: bool) -> bool:
 def _inputs(given: Any) -> tuple[list[str], list[list[int]]]:
     """Return the texts, or else the rows of token ids, that a client may write in four ways."""
     if isinstance(given, NumberText):
-        if given.end - given.begin > MAX_NUMBERS_BYTES:
-            raise ApiError(f"more than {MAX_NUMBERS_BYTES} bytes of token ids", "input")
-        given = orjson.loads(given.text[given.begin : given.end])
+        given = _numbers_of(given)
     rows: Any = [given] if isinstance(given, str) else given
     if not isinstance(rows, list) or not rows:
         raise ApiError(f"expected a text, token ids, or an array of either as 'input', got {shown(given)}", "input")
@@ -169,15 +167,20 @@ def _inputs(given: Any) -> tuple[list[str], list[list[int]]]:
         return rows, []
     if isinstance(rows[0], int):
         rows = [rows]
-    rows = [_inputs_in(row) if isinstance(row, NumberText) else row for row in rows]
+    rows = [_numbers_of(row) if isinstance(row, NumberText) else row for row in rows]
     for row in rows:
         if not isinstance(row, list) or not row or not all(type(each) is int and 0 <= each < 2**31 for each in row):
             raise ApiError(f"expected texts, or arrays of token ids, in 'input', got {shown(row)}", "input")
     return [], rows
 
 
-def _inputs_in(row: NumberText) -> Any:
-    return orjson.loads(row.text[row.begin : row.end]) if row.end - row.begin <= MAX_NUMBERS_BYTES else None
+def _numbers_of(array: NumberText) -> Any:
+    if array.end - array.begin > MAX_NUMBERS_BYTES:
+        raise ApiError(f"more than {MAX_NUMBERS_BYTES} bytes of token ids", "input")
+    try:
+        return orjson.loads(array.text[array.begin : array.end])
+    except ValueError:
+        raise ApiError("'input' has an array that is no JSON of token ids", "input") from None
 
 
 def _check_lengths(texts: Sequence[str], name: str) -> None:
@@ -297,16 +300,25 @@ def _output_of(response: bytes) -> npt.NDArray[Any]:
 
 
 def _vectors(settings: EmbeddingSettings, batches: Sequence[RowBatch], responses: Sequence[bytes]) -> Floats:
-    """Return the vectors of all rows, in the order of the texts."""
+    """Return the vectors of all rows, in the order of the texts. Raises ApiError if one has no finite values."""
     found = [
         vectors_of(_output_of(response), batch.lengths, settings)
         for batch, response in zip(batches, responses, strict=True)
     ]
     if len(found) == 1 and list(batches[0].places) == list(range(len(found[0]))):
-        return found[0]
-    vectors = np.empty((sum(map(len, found)), *found[0].shape[1:]), np.float32)
-    for batch, some in zip(batches, found, strict=True):
-        vectors[list(batch.places)] = some
+        vectors = found[0]
+    else:
+        vectors = np.empty((sum(map(len, found)), *found[0].shape[1:]), np.float32)
+        for batch, some in zip(batches, found, strict=True):
+            vectors[list(batch.places)] = some
+    are_finite = np.isfinite(vectors).all(axis=tuple(range(1, vectors.ndim)))
+    if not are_finite.all():  # JSON has no word for them, and scores have no order
+        raise ApiError(
+            f"the model's answer for text {int(np.argmin(are_finite))} has values that are not finite",
+            None,
+            500,
+            "not_finite",
+        )
     return vectors
 
 

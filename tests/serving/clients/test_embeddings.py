@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from testing.waiting import until
 from tests.helpers.http_requests import HttpAnswer, ask_http
@@ -28,8 +30,19 @@ COUNTS = """
         answers = []
         for request in requests:
             texts = pb_utils.get_input_tensor_by_name(request, "text").as_numpy().reshape(-1)
-            values = np.array([[len(text), text.count(b"a")] for text in texts], np.float32)
+            sizes = [np.nan if text == b"nan" else len(text) for text in texts]
+            values = np.array([[size, text.count(b"a")] for size, text in zip(sizes, texts)], np.float32)
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("vector", values)]))
+        return answers
+"""
+OVERLAP = """
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            given = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("asked", "text")]
+            pairs = np.hstack(given)
+            scores = [[np.inf if b"inf" in pair else len(set(pair[0]) & set(pair[1]))] for pair in pairs]
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("score", np.array(scores, np.float32))]))
         return answers
 """
 JOINS = "max_batch_size: 4 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 20000000 }"
@@ -92,6 +105,8 @@ def rows(repository: Path) -> Array:
 @pytest.fixture(scope="module")
 def served(repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel, rows: Array) -> Iterator[Texts]:
     write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, EMBEDS))
+    scores = parameter("gangway_embeddings", "task=rerank; activation=none")
+    write(repository, "overlap", OVERLAP, config_of("asked:STRING:1 text:STRING:1", "score:FP32:1", 4, scores))
     (repository / "step").mkdir()
     (repository / "step" / "config.pbtxt").write_text(STEP + EMBEDS)
     (repository / "step" / "1").mkdir()
@@ -167,6 +182,53 @@ def test_documents_are_ordered_by_their_scores(served: Texts, scorer: TextModel)
     assert few["results"] == [{"index": order[at], "relevance_score": found[at]} for at in range(2)]
 
 
+def test_a_model_that_reads_pairs_itself_scores_them(served: Texts) -> None:
+    body = {"model": "overlap", "query": "abc", "documents": ["x", "abx", "cab", "bx", "a", "c x a"]}
+    results = served.post("/v1/rerank", body).content["results"]
+    assert [(each["index"], each["relevance_score"]) for each in results] == [
+        (2, 3),
+        (1, 2),
+        (5, 2),
+        (3, 1),
+        (4, 1),
+        (0, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("embeddings", {"model": "counts", "input": ["a", "b", "nan"]}, 2),
+        ("embeddings", {"model": "counts", "input": "nan", "encoding_format": "base64"}, 0),
+        ("rerank", {"model": "overlap", "query": "abc", "documents": ["a", "inf", "b"]}, 1),
+    ],
+)
+def test_what_is_not_finite_is_no_answer(served: Texts, path: str, body: Any, place: int) -> None:
+    answer = served.post(f"/v1/{path}", body)
+    assert answer.status == 500 and answer.content["error"]["code"] == "not_finite"
+    assert f"text {place} " in answer.content["error"]["message"]
+
+
+TOKEN_VECTORS = ("text:STRING:1", "states:FP32:-1,4")
+REFUSED: dict[str, tuple[str, ...]] = {  # inputs, outputs, settings, some words
+    "mean over padding": (*TOKEN_VECTORS, "task=embed", "pooling is cls"),
+    "last of padding": (*TOKEN_VECTORS, "pooling=last", "pooling is cls"),
+    "two texts to embed": ("one:STRING:1 two:STRING:1", "vector:FP32:2", "task=embed", "one input"),
+    "one text to rerank": ("text:STRING:1", "score:FP32:1", "task=rerank", "two inputs"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_would_answer_wrongly_are_refused(served: Texts, name: str) -> None:
+    inputs, outputs, settings, words = REFUSED[name]
+    write(
+        served.repository, "refused", COUNTS, config_of(inputs, outputs, 4, parameter("gangway_embeddings", settings))
+    )
+    with pytest.raises(InferenceServerException, match=words):
+        served.client.load_model("refused")
+    rmtree(served.repository / "refused")
+
+
 def test_texts_of_several_clients_become_one_batch(served: Texts, first: TextModel) -> None:
     texts = ["a", "dogs run", "cats", "the cat"]  # of several lengths, which are padded to one
     before = served.statistics("first")
@@ -192,6 +254,7 @@ def test_models_are_listed(served: Texts) -> None:
 
 
 TEXT = {"model": "encoder", "input": "cat"}
+MANY = b"1," * 50_000  # token ids, which stay text for a while
 PAIR = {"model": "scorer", "query": "cat", "documents": ["dog"]}
 WRONG: dict[str, tuple[str, Any, int, str | None, str]] = {  # path, body, status, `param`, some words
     "no JSON": ("embeddings", b"{", 400, None, "JSON"),
@@ -206,6 +269,10 @@ WRONG: dict[str, tuple[str, Any, int, str | None, str]] = {  # path, body, statu
     "no ids": ("embeddings", {**TEXT, "input": [[]]}, 400, "input", "token ids"),
     "negative id": ("embeddings", {**TEXT, "input": [-1]}, 400, "input", "token ids"),
     "nested ids": ("embeddings", {**TEXT, "input": [[[1]]]}, 400, "input", "token ids"),
+    "comma before an id": ("embeddings", b'{"model": "encoder", "input": [%b,1]}' % MANY, 400, "input", "JSON"),
+    "comma behind an id": ("embeddings", b'{"model": "encoder", "input": [[%b]]}' % MANY, 400, "input", "JSON"),
+    "id as none writes it": ("embeddings", b'{"model": "encoder", "input": [%b01]}' % MANY, 400, "input", "JSON"),
+    "NaN as an id": ("embeddings", b'{"model": "encoder", "input": [[%bNaN]]}' % MANY, 400, "input", "JSON"),
     "half ids": ("embeddings", {**TEXT, "input": [1.5]}, 400, "input", "input"),
     "too many": ("embeddings", {**TEXT, "input": ["cat"] * 2049}, 400, "input", "2048"),
     "too long": ("embeddings", {**TEXT, "input": "cat " * MAX_TOKENS}, 400, "input", "truncate"),
