@@ -59,6 +59,7 @@ FIRST_COMPILE_PAUSE_SECONDS: Final = 30.0
 MAX_REASON_CHARACTERS = 2000
 
 NOT_FOUND = "failed to load '{}', failed to poll from model repository"
+NO_FOLDER = f"{NOT_FOUND}: no repository has a folder of this name"
 
 
 class ModelStartError(Exception):
@@ -156,7 +157,7 @@ class ModelControl:
         async with self._lock_of(name):
             entries = await asyncio.to_thread(self._read, name, override)
             if not entries:
-                raise RequestError(StatusCode.INTERNAL, NOT_FOUND.format(name))
+                raise RequestError(StatusCode.INTERNAL, NO_FOLDER.format(name))
             if _is_duplicate(entries):
                 raise RequestError(StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
             failures = await self._serve_entries(name, entries, is_asked=True)
@@ -383,7 +384,7 @@ def _quarantine() -> Backoff:
 
 
 def _absent(name: str) -> list[Entry]:
-    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
+    return [BrokenModel(name, WHOLE_MODEL, NO_FOLDER.format(name))]
 
 
 def _is_duplicate(entries: Sequence[Entry]) -> bool:

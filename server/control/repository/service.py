@@ -48,7 +48,11 @@ def _log_failure(task: "asyncio.Task[RepositoryAnswer]") -> None:
         _log.warning("a load that no client waits for: %s", task.result().message)
 
 
-NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton says so in both other modes
+# Triton says so in both other modes; what to do is ours.
+NOT_EXPLICIT = (
+    "explicit model load / unload is not allowed if polling is enabled: start the server with"
+    " --model-control-mode=explicit"
+)
 
 
 @dataclass(eq=False)

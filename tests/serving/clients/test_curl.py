@@ -148,7 +148,10 @@ CASES: dict[str, Case] = {
     ),
     "load where it is not allowed": Case(
         "/v2/repository/models/simple/load",
-        error("explicit model load / unload is not allowed if polling is enabled"),
+        error(
+            "explicit model load / unload is not allowed if polling is enabled: start the server with"
+            " --model-control-mode=explicit"
+        ),
         503,
         content=b"",
     ),

@@ -26,7 +26,7 @@ from tests.helpers.adder_models import TIMEOUT_S, Controlled, adder, fill_cache,
 from tests.helpers.onnx_networks import FOREIGN
 from tests.helpers.stopped_workers import stopped_workers
 
-REFUSED = "explicit model load / unload is not allowed if polling is enabled"
+REFUSED = "explicit model load / unload is not allowed if polling is enabled: start the server with"
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
 CONFIG = json.dumps({"max_batch_size": 2})
 
@@ -95,7 +95,7 @@ def test_load_and_unload(served: Controlled) -> None:
 
 
 def test_what_cannot_be_loaded(served: Controlled) -> None:
-    with refused("INTERNAL", NOT_POLLED.format("wrong_model_name")):
+    with refused("INTERNAL", f"{NOT_POLLED.format('wrong_model_name')}: no repository has a folder of this name"):
         served.client.load_model("wrong_model_name")
     write(served.repository, "twin", 1)
     write(served.second, "twin", 2)
