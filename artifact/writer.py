@@ -53,6 +53,8 @@ class _Writer(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(self._folder.parent)  # a write names no file: whose disk is full is to be said
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""

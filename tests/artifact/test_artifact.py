@@ -91,6 +91,13 @@ def test_weights_are_never_empty(tmp_path: Path) -> None:
     assert (tmp_path / KEY / "weights.bin").stat().st_size == 64
 
 
+def test_a_full_disk_has_a_name(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        with pytest.raises(OSError, match="No space left") as raised, ArtifactWriter(tmp_path / KEY):
+            full.write(b"0")
+    assert raised.value.filename == str(tmp_path)
+
+
 def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), ArtifactWriter(tmp_path / KEY) as writer:
         writer.append_weights(b"abc")

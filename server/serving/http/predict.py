@@ -215,7 +215,7 @@ def predicted(response: bytes, form: str) -> bytes:
     header, _, raws = split_response(response)
     message = pb.ModelInferResponse.FromString(header)
     outputs = outputs_of(message, raws)
-    if len(outputs) == 1:
+    if len(outputs) == 1 and (form == COLUMNS or outputs[0].tensor.shape):
         found = _json_of(outputs[0])
     elif form == COLUMNS:
         members = (dump(output.tensor.name) + b":" + _json_of(output) for output in outputs)

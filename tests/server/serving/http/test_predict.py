@@ -130,6 +130,8 @@ def test_bytes_that_are_no_text() -> None:
     assert outputs_of(ROWS, **two) == {"predictions": [{"y": "aä", "n": 1}, {"y": in_base64[1], "n": 2}]}
     with pytest.raises(RequestError, match="do not have the same first dimension: send 'inputs'"):
         outputs_of(ROWS, y=("INT8", [2], b"ab"), n=("INT8", [1], b"a"))
+    with pytest.raises(RequestError, match="send 'inputs'"):  # a number is no array of predictions
+        outputs_of(ROWS, n=("INT8", [], b"\x03"))
     assert outputs_of(COLUMNS, y=("INT8", [2], b"\x01\x02"), n=("INT8", [], b"\x03")) == {
         "outputs": {"y": [1, 2], "n": 3}
     }
