@@ -207,7 +207,7 @@ def _check(response: HTTPResponse, where: str) -> None:
         error = content["error"] if isinstance(content, dict) else ""
     except (ValueError, KeyError):
         error = ""
-    if response.status in (403, 503) and error:
+    if response.status in (400, 403, 503) and error:  # 400: of the port of gRPC
         hint = "; give it by --header KEY=VALUE" if response.status == 403 else ""
         raise UnreachableError(f"{where} refuses: {error}{hint}")
     if b"/metrics" in said:

@@ -135,7 +135,7 @@ def test_who_is_no_gangway(gangway_server: LiveServer) -> None:
         free.close()
         cases = {
             nobody: f"cannot reach a server at {nobody}: Connection refused",
-            gangway_server.url: f"{gangway_server.url} does not speak HTTP: is it the port of gRPC?",
+            gangway_server.url: f"{gangway_server.url} refuses: this port speaks gRPC, not HTTP: HTTP is on port",
             metrics: f"{metrics} is a port of metrics; the one of HTTP is --http-port",
             other: f"{other} is no Gangway: it answers 200",
         }
