@@ -146,7 +146,7 @@ class LiveScheduler:
         if options.trace is None and options.timeline is None:
             self.fast_path = FastPathScheduler(state, execution)
         close = (lambda model_id: None) if self.fast_path is None else self.fast_path.forget
-        self.lifecycle = ModelLifecycle(state, supervisor, execution, close)
+        self.lifecycle = ModelLifecycle(state, supervisor, execution, close, options.models_bytes)
         self._admission = Admission(state, execution)
         self._dispatcher = Dispatcher(state, execution)
         self._stalls = StallWatch(control)

@@ -27,6 +27,7 @@ class LoadModel:
     `pass_layers` are computed pass by pass, `pass_rows` rows for each core (`executor/leases.py`).
     `fp32_id`: this is the model of that number in bf16, beside the artifact in fp32; -1: it is a model by itself.
     `idle_unload_s`: workers give its memory back after so long without a request, and load it at the next; 0: never.
+    `loaded_bytes`: what workers hold of it, requests apart; all models of one `weights_key` together.
     """
 
     model_id: int
@@ -52,6 +53,8 @@ class LoadModel:
     pass_rows: int = 1
     fp32_id: int = -1
     idle_unload_s: float = 0.0
+    loaded_bytes: int = 0
+    weights_key: str = ""
 
 
 @dataclass(frozen=True)

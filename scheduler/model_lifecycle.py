@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,7 @@ class ModelLifecycle:
     """Loads and unloads models. As many queries of one can run or be paused at a time as there are leases.
 
     `close` is called with a model's number before an unload, so that the fast path begins nothing of it any more.
+    `limit_bytes`: that all models may hold, before those become idle that were asked longest ago; 0: any number.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ModelLifecycle:
         supervisor: Peer[messages.ControlMessage],
         execution: Execution,
         close: Callable[[int], None] = lambda model_id: None,
+        limit_bytes: int = 0,
     ) -> None:
         self._supervisor = supervisor
         self._models = state.models
@@ -63,6 +65,7 @@ class ModelLifecycle:
         self._execution = execution
         self._leases = len(state.control.leases)
         self._close = close
+        self._limit_bytes = limit_bytes
         self._retries: dict[tuple[int, int], _Retry] = {}  # by worker and model
         self._crashes: dict[int, deque[float]] = {}  # when, by model
 
@@ -75,6 +78,7 @@ class ModelLifecycle:
             self._supervisor.send(messages.ModelUnloaded(spec.model_id))  # nothing of it is there
             return
         self._workers.order_all(self._models.add(spec).load)
+        self._keep_to_limit()
 
     def use_profile(self, model_id: int, path: Path) -> None:
         """Show policies a measured profile. One that cannot be read is named in the log."""
@@ -140,22 +144,14 @@ class ModelLifecycle:
             self._models.restrict(model, alone=True)
 
     def rest_idle(self, now_us: float) -> None:
-        """Have workers give back the memory of models that nobody has asked for long."""
+        """Have workers give back the memory of models that nobody has asked for long, and of others above the limit."""
+        in_use: set[int] | None = None
         for model in self._models.in_state(ModelState.SERVING):
-            spec = model.spec
-            if not spec.idle_unload_s or spec.fp32_id >= 0:
-                continue
-            asked_us = max(model.asked_us, self._models.ran_us(spec.model_id))
-            if now_us - asked_us < spec.idle_unload_s * 1e6 or self._is_in_use(spec.model_id):
-                continue
-            artifacts = self._models.with_precisions(spec.model_id)
-            if all(each.state is ModelState.SERVING for each in artifacts):
-                self._close(spec.model_id)
-                for each in artifacts:
-                    self._models.rest(each)
-                    self._workers.serve(each.spec.model_id, False)
-                    self._workers.order_all(Unload(each.spec.model_id))
-                self._supervisor.send(messages.ModelIdle(spec.model_id))
+            idle_us = model.spec.idle_unload_s * 1e6
+            if idle_us and now_us - self._used_us(model) >= idle_us:
+                in_use = self._in_use() if in_use is None else in_use
+                self._rest(model, in_use)
+        self._keep_to_limit()
 
     def asked(self, model: Model, now_us: float) -> None:
         """Note that a request has come; an idle model is loaded for it."""
@@ -164,14 +160,48 @@ class ModelLifecycle:
             for each in self._models.with_precisions(model.spec.model_id):
                 self._models.wake(each)
                 self._workers.order_all(each.load)
+            self._keep_to_limit()
 
-    def _is_in_use(self, model_id: int) -> bool:
-        """Whether a query of a model waits or is under way."""
-        if self._models.limits.is_held(model_id):
-            return True
-        return any(query.model_id == model_id for query in self._requests.queries.in_order) or any(
-            gang.unit.query.model_id == model_id for gang in self._execution.gangs.all()
-        )
+    def _keep_to_limit(self) -> None:
+        """Have workers give back the memory of those models first that were asked longest ago.
+
+        Models that are in use stay, so what is loaded may be above the limit for as long.
+        """
+        if not self._limit_bytes or self._loaded_bytes() <= self._limit_bytes:
+            return
+        in_use = self._in_use()
+        for model in sorted(self._models.in_state(ModelState.SERVING), key=self._used_us):
+            if model.spec.loaded_bytes:
+                self._rest(model, in_use)
+                if self._loaded_bytes() <= self._limit_bytes:
+                    return
+
+    def _loaded_bytes(self) -> int:
+        loaded = (*self._models.in_state(ModelState.SERVING), *self._models.in_state(ModelState.LOADING))
+        return sum({model.spec.weights_key: model.spec.loaded_bytes for model in loaded}.values())
+
+    def _used_us(self, model: Model) -> float:
+        """Return when a request for a model has come or run, the last time."""
+        return max(model.asked_us, self._models.ran_us(model.spec.model_id))
+
+    def _rest(self, model: Model, in_use: Collection[int]) -> None:
+        """Let a model become idle, unless it is in use, or cannot be asked by itself."""
+        model_id = model.spec.model_id
+        if model.spec.fp32_id >= 0 or model_id in in_use or self._models.limits.is_held(model_id):
+            return
+        artifacts = self._models.with_precisions(model_id)
+        if all(each.state is ModelState.SERVING for each in artifacts):
+            self._close(model_id)
+            for each in artifacts:
+                self._models.rest(each)
+                self._workers.serve(each.spec.model_id, False)
+                self._workers.order_all(Unload(each.spec.model_id))
+            self._supervisor.send(messages.ModelIdle(model_id))
+
+    def _in_use(self) -> set[int]:
+        """Return the models of which queries wait or are under way."""
+        waiting = {query.model_id for query in self._requests.queries.in_order}
+        return waiting.union(gang.unit.query.model_id for gang in self._execution.gangs.all())
 
     def unload(self, model_id: int, refusal: SlotStatus = SlotStatus.UNAVAILABLE) -> None:
         """Answer what waits for the model; forget it when its last gang has ended and no worker has it.

@@ -50,6 +50,7 @@ class SchedulerPlan:
     timeline: str = ""  # file for Perfetto; empty: none
     nodes: Nodes = ()  # the workers of each NUMA node; empty: there is one
     log_levels: int = LogLevels().to_number()
+    models_bytes: int = 0  # that all models may hold; 0: any number
     bell_fds: tuple[int, ...] = ()  # eventfds of front ends: the slot tables name them, so no argument does
 
 
@@ -69,6 +70,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
         "timeline": plan.timeline,
         "nodes": ";".join(",".join(map(str, node)) for node in plan.nodes),
         "log-levels": plan.log_levels,
+        "models-bytes": plan.models_bytes,
     }
     start = start_of("gangway.scheduler.process", [f"--{name}={value}" for name, value in arguments.items()])
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *plan.bell_fds, plan.supervisor_fd)
@@ -83,7 +85,7 @@ def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     """Read the command line that `start_scheduler` wrote."""
     parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
     descriptors = ("control-fd", "arena-fd", "supervisor-fd")
-    for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels"):
+    for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels", "models-bytes"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
     parser.add_argument("--nodes", type=_nodes, required=True)
@@ -205,7 +207,7 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
         trace, timeline = _open_files(plan, control.layout.workers, files)
         policy = make_policy(plan.policy, plan.nodes)
         costs = (plan.spin_us, plan.way_back_us, plan.dispatch_us)
-        options = SchedulerOptions(*costs, trace, timeline, log.set, nodes=plan.nodes)
+        options = SchedulerOptions(*costs, trace, timeline, log.set, nodes=plan.nodes, models_bytes=plan.models_bytes)
         scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, options)
         requests = take_over(scheduler, pids)
         supervisor.send(messages.Recovered(requests))

@@ -41,7 +41,7 @@ class SchedulerOptions:
 
     `spin_us`: of the loop before it sleeps. `way_back_us`: as in Snapshot. `dispatch_us`: what each dispatch takes of a
     worker's core. `make_former`: of batches, for policies that are shown such. `nodes`: the workers of each NUMA node
-    that a policy keeps gangs in; empty: there is one.
+    that a policy keeps gangs in; empty: there is one. `models_bytes`: that all models may hold; 0: any number.
     """
 
     spin_us: int = 0
@@ -52,6 +52,7 @@ class SchedulerOptions:
     set_log: Callable[[LogLevels], None] = lambda levels: None
     make_former: Callable[[Callable[[], int], float, float], BatchFormer] = BatchFormer
     nodes: Sequence[Sequence[int]] = ()
+    models_bytes: int = 0
 
 
 DEFAULT_OPTIONS: Final = SchedulerOptions()

@@ -261,7 +261,7 @@ class ModelOptions:
     `python_environment`: of Python models whose configuration names none; empty: the server's own.
     `python_start_seconds`: how long an instance of one may take until it is initialised. `strict_python_outputs`: their
     answers must be as their configurations say. `serve_while_compiling`: onnxruntime serves models until they are
-    compiled, whose configurations do not say whether.
+    compiled, whose configurations do not say whether. `memory_mib`: that all models may hold; 0: any number.
     `warnings`: a sentence for each setting that has no effect.
     """
 
@@ -290,6 +290,9 @@ class ModelOptions:
     idle_unload_s: float = flag("--idle-unload-s", 0.0, type=seconds, metavar="SECONDS",
         help="have workers give back the memory of a model that has had no request for so long, and load it at the next"
         " one, where its configuration does not say otherwise (0: never)")  # fmt: skip
+    memory_mib: int = flag("--models-memory-mib", 0, type=integer(0, 1 << 30), metavar="MIB",
+        help="have workers give back the memory of the models that were asked longest ago, while weights of loaded"
+        " models need more than this, and load each at its next request (0: no limit)")  # fmt: skip
     warnings: tuple[str, ...] = from_flags("", _without_effect, default=())
 
 

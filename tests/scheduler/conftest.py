@@ -41,7 +41,9 @@ LAYERS = 6
 class Server:
     """What `gangway serve` consists of, without the supervisor. `plane` is the front end's."""
 
-    def __init__(self, cache_dir: Path, key: str, policy: str = "model_fcfs", **fields: Any) -> None:
+    def __init__(
+        self, cache_dir: Path, key: str, policy: str = "model_fcfs", models_bytes: int = 0, **fields: Any
+    ) -> None:
         cores = available_cores()
         self.memory = SharedMemory.create(workers=2)
         self.new_front_end()
@@ -50,7 +52,7 @@ class Server:
         self.specs = [replace(spec, **fields)]
         fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
         self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
-        self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy)
+        self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy, models_bytes=models_bytes)
         self.workers: list[subprocess.Popen[bytes]] = [start_worker(plan) for plan in self._plans]
         self.start_scheduler()
         self.expect(messages.ModelLoaded)

@@ -206,6 +206,38 @@ def test_others_wait_for_the_cores_of_a_model_that_is_unloaded(server):
     assert server.expect(messages.ModelUnloaded).model_id == 8
 
 
+@pytest.fixture
+def limited(tiny_model):
+    """A server with room for one of its models, which each have one core."""
+    server = Server(*tiny_model, models_bytes=15, loaded_bytes=10, weights_key="a", max_ranks=1)
+    yield server
+    server.kill_all()
+
+
+def test_above_the_limit_of_memory_no_model_rests_that_is_in_use(limited):
+    limited.tell(replace(limited.specs[0], model_id=8, weights_key="b"))
+    assert limited.expect(messages.ModelIdle).model_id == 7
+    assert limited.expect(messages.ModelLoaded).model_id == 8
+    running = limited.request(hang=1, model_id=8)
+    limited.await_gang(1)
+    waiting = limited.request(model_id=7)
+    limited.await_heard()
+    assert limited.link.receive() is None, "a query of each waits or runs"
+    limited.hurry(running)
+    for request in (running, waiting):
+        assert (limited.outcome(request).status, limited.counters(request)) == (SlotStatus.OK, {1})
+    assert limited.expect(messages.ModelLoaded).model_id == 7
+    assert limited.expect(messages.ModelIdle).model_id == 8
+
+
+def test_what_shares_weights_takes_memory_once(limited):
+    limited.tell(replace(limited.specs[0], model_id=8))
+    assert limited.expect(messages.ModelLoaded).model_id == 8
+    for model_id in (7, 8):
+        assert limited.outcome(limited.request(model_id=model_id)).status is SlotStatus.OK
+    assert limited.link.receive() is None
+
+
 def test_a_model_that_cannot_be_loaded(server):
     server.tell(messages.LoadModel(8, "absent", "00" * 32, 1, 1, 64, 1))
     failed = server.expect(messages.ModelFailed)

@@ -1,8 +1,9 @@
 """What there is room for: the numbers, memory and rows of models, and what the scheduler is told of each."""
 
 import heapq
+import logging
 
-from gangway.artifact.format import MAX_TASKS, Engine, Manifest, staging_bytes
+from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, staging_bytes
 from gangway.base.host_limits import memory_limit_bytes
 from gangway.base.memory_budget import memory_budget
 from gangway.executor import _native
@@ -13,16 +14,20 @@ from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.errors import ModelLoadError
 from gangway.server.options.values import INT32_MAX
 
+_log = logging.getLogger(__name__)
+
 
 class ModelCapacity:
     """The numbers that are free, and the weights that workers map. `workers`: how many there are.
 
-    `arenas_bytes`: of addresses for what models compute with.
+    `arenas_bytes`: of addresses for what models compute with. `models_bytes`: that all models may hold, before those
+    become idle that were asked longest ago; 0: any number.
     """
 
-    def __init__(self, workers: int, arenas_bytes: int) -> None:
+    def __init__(self, workers: int, arenas_bytes: int, models_bytes: int = 0) -> None:
         self._workers = workers
         self._arenas_bytes = arenas_bytes
+        self._models_bytes = models_bytes
         self._free_ids = list(range(_native.MAX_MODELS))
         self._mapped_bytes: dict[int, int] = {}  # of weights, by model
 
@@ -54,6 +59,8 @@ class ModelCapacity:
             pass_layers=manifest.pass_layers,
             pass_rows=manifest.pass_rows,
             splits=not (manifest.tail or manifest.is_whole),  # a request has one answer
+            loaded_bytes=self._loaded_bytes(manifest),
+            weights_key=manifest.files[WEIGHTS_FILE].checksum if manifest.engine is Engine.NATIVE else manifest.key,
         )
 
     def computable_rows(self, *manifests: Manifest | None) -> int:
@@ -83,23 +90,40 @@ class ModelCapacity:
         """Return how many sessions of onnxruntime all workers have of a file, for which so many threads are useful."""
         return sum(len(thread_counts(min(cores, threads))) for cores in range(1, self._workers + 1))
 
+    def _loaded_bytes(self, manifest: Manifest) -> int:
+        """Return what workers hold of a model while it is loaded: weights, and sessions of onnxruntime."""
+        threads = MOST_THREADS
+        if manifest.engine is Engine.NATIVE:
+            threads = max((layer.max_ranks for layer in manifest.islands), default=1)
+        return manifest.weights_bytes + self._sessions(threads) * manifest.session_bytes
+
     def require_memory(self, manifest: Manifest) -> None:
         """Raise ModelLoadError if memory cannot hold the model and one row of a request.
+
+        The log names a model that is above the limit of all models.
 
         Pages of weights count, although the kernel could take them back: it would read them again for every request.
         """
         row_bytes = sum(tensor.row_bytes for tensor in (*manifest.inputs, *manifest.outputs))
         one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
-        threads = MOST_THREADS
-        if manifest.engine is Engine.NATIVE:
-            threads = max((layer.max_ranks for layer in manifest.islands), default=1)
-        weights_bytes = manifest.weights_bytes + self._sessions(threads) * manifest.session_bytes
+        weights_bytes = self._loaded_bytes(manifest)
         budget = memory_budget()
-        left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
+        mapped_bytes = sum(self._mapped_bytes.values())
+        if self._models_bytes:
+            mapped_bytes = min(mapped_bytes, self._models_bytes)
+        left_bytes = budget.room_bytes() - mapped_bytes
         if weights_bytes + one_row_bytes > left_bytes:
             raise ModelLoadError(
                 f"the model needs {weights_bytes >> 20} MiB for weights and {one_row_bytes >> 20} MiB for each row,"
                 f" but of {budget.limit} {max(0, left_bytes) >> 20} MiB are left"
+            )
+        if 0 < self._models_bytes < weights_bytes:
+            _log.warning(
+                "%s needs %.1f MiB for weights, more than the %.1f MiB of --models-memory-mib: while it is loaded,"
+                " others are idle that have no requests",
+                manifest.model_name,
+                weights_bytes / (1 << 20),
+                self._models_bytes / (1 << 20),
             )
 
 

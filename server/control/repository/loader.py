@@ -171,7 +171,7 @@ class ModelLoader:
         self._scheduler = scheduler
         self._profiles = profiles
         self._trials = trials
-        self._capacity = ModelCapacity(len(options.general.cores), arenas_bytes())
+        self._capacity = ModelCapacity(len(options.general.cores), arenas_bytes(), options.models.memory_mib << 20)
         self._pairs = PrecisionPairs(compiler, scheduler, profiles, self._capacity)
         self.shapes = ShapeCache(
             compiler, scheduler, clients, self._capacity, trials, profiles, self._pairs, options.general

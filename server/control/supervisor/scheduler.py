@@ -22,6 +22,7 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
 
     `events` get what concerns other parts of the supervisor; ModelFailed is of a model that workers had.
+    `models_bytes`: as in `SchedulerOptions`.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
         placement: CorePlacement,
         log: ServerLog,
         events: EventQueue,
+        models_bytes: int,
     ) -> None:
         super().__init__("scheduler", messages.control_peer)
         self._memory = memory
@@ -47,6 +49,7 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
             trace=str(options.trace_decisions or ""),
             timeline=str(options.timeline or ""),
             nodes=_worker_nodes(options),
+            models_bytes=models_bytes,
             bell_fds=memory.bell_fds,
         )
         self._core = placement.scheduler

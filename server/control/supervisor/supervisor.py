@@ -81,7 +81,9 @@ class Supervisor:
         self._exporter = ExporterControl(options.traces, log)
         self._regions = RegionRegistry(memory.control.lost_regions)
         self._events = EventQueue(self._handle)
-        self._scheduler = SchedulerControl(memory, general, placement, log, self._events)
+        self._scheduler = SchedulerControl(
+            memory, general, placement, log, self._events, options.models.memory_mib << 20
+        )
         self._front_ends = FrontEndControl(
             memory, options, placement, log, self._scheduler, self._exporter, self._regions, self._events
         )
