@@ -92,9 +92,9 @@ def test_weights_are_never_empty(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_has_a_name(tmp_path: Path) -> None:
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        with pytest.raises(OSError, match="No space left") as raised, ArtifactWriter(tmp_path / KEY):
-            full.write(b"0")
+    full = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+    with full, pytest.raises(OSError, match="No space left") as raised, ArtifactWriter(tmp_path / KEY):
+        full.write(b"0")
     assert raised.value.filename == str(tmp_path)
 
 
