@@ -24,13 +24,17 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 # What numpy holds of a tensor: of BF16 the bits, as whole numbers. They are passed on, never computed with.
 STORAGE: Mapping[str, np.dtype[np.generic]] = {**DTYPES, "BF16": np.dtype(np.uint16)}
 
+RAW_ONLY = ("FP16", "BF16")  # which have no JSON, as Triton has none for them
 MOST_EXAMPLE_VALUES = 1024  # larger tensors have no example that people would read
 
 
 def example_input(name: str, datatype: str, shape: Sequence[int]) -> dict[str, object] | None:
-    """Return an input of an inference as JSON, its values being ones; None of more than MOST_EXAMPLE_VALUES."""
+    """Return an input of an inference as JSON, its values being ones.
+
+    None if there are more than MOST_EXAMPLE_VALUES, or JSON has none of its type.
+    """
     count = math.prod(shape)
-    if count > MOST_EXAMPLE_VALUES:
+    if count > MOST_EXAMPLE_VALUES or datatype in RAW_ONLY:
         return None
     value: object = {"BYTES": "0", "BOOL": True}.get(datatype, 1)
     return {"name": name, "datatype": datatype, "shape": list(shape), "data": [value] * count}

@@ -178,6 +178,8 @@ class CommandParser(argparse.ArgumentParser):
         for name, action in flags.items():
             if action.nargs == 0:
                 reader.add_argument(*action.option_strings, dest=name, action="store_const", const=ON)
+            elif action.nargs == argparse.OPTIONAL:
+                reader.add_argument(*action.option_strings, dest=name, action="append", nargs="?", const=action.const)
             else:
                 reader.add_argument(*action.option_strings, dest=name, action="extend", nargs=action.nargs or 1)
         try:

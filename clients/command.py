@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+from gangway.artifact.datatypes import RAW_ONLY
 from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snippet, stream_snippets
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
@@ -193,13 +194,17 @@ def ask(connection: ServerConnection, arguments: argparse.Namespace) -> Inferenc
 def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) -> None:
     """Print a program or a command that sends such a request, the model's values being ones. Raises ClientError."""
     model, version = arguments.model, arguments.model_version
-    declared = connection.model_metadata(model, version).inputs
+    metadata = connection.model_metadata(model, version)
+    declared, outputs = metadata.inputs, metadata.outputs
     dimensions = cache(lambda: connection.open_dimensions(model, version))
     inputs, _ = with_chosen_sizes(shaped(declared, dict(arguments.shape), dimensions), dimensions)
     examples = [concrete(each, arguments.batch) for each in inputs]
     secure = arguments.ssl
     url = f"http{'s' * secure}://{arguments.url.rpartition(':')[0]}:{USUAL_HTTP_PORT}"
     config = connection.model_config(model, version).config
+    raw_only = next((each.datatype for each in (*declared, *outputs) if each.datatype in RAW_ONLY), "")
+    if raw_only and (arguments.snippet == CURL or config.model_transaction_policy.decoupled):
+        raise ClientError(f"{arguments.snippet}: JSON has no {raw_only}")
     if config.model_transaction_policy.decoupled:
         program, command = stream_snippets(url, model, version, examples)
     else:

@@ -26,7 +26,7 @@ IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 CROP_SHARE = 224 / 256
 
 Array = npt.NDArray[Any]
-BYTES = "BYTES"
+BYTES, BF16 = "BYTES", "BF16"
 NO_CLASSES: Mapping[str, int] = MappingProxyType({})
 TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 
@@ -243,12 +243,12 @@ def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is open."""
     if is_open(tensor):
         raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes or values")
-    return (_rows(tensor, batch), *tensor.shape[1:])
+    return (_rows(tensor, batch), *tensor.shape[1:]) if tensor.shape or batch != 1 else ()
 
 
 def _rows(tensor: TensorMetadata, batch: int) -> int:
     """Return the size of the first dimension. Raises InputError if it is fixed and a batch is wanted."""
-    first = tensor.shape[0]
+    first = tensor.shape[0] if tensor.shape else 1
     if first >= 0 and batch != 1:
         raise InputError(
             f"input '{tensor.name}' has the fixed shape {list(tensor.shape)}: --batch {batch} does not apply"
@@ -257,7 +257,9 @@ def _rows(tensor: TensorMetadata, batch: int) -> int:
 
 
 def dtype_of(datatype: str) -> np.dtype[np.generic]:
-    """Return numpy's dtype for a Triton datatype. Raises InputError for those that have none (BYTES, BF16)."""
+    """Return the dtype of a Triton datatype's values here, of BF16 float32. Raises InputError for one that has none."""
+    if datatype == BF16:
+        return np.dtype(np.float32)
     if datatype not in DTYPES:
         raise InputError(f"datatype {datatype} is not supported by this client; it knows {', '.join(DTYPES)}")
     return DTYPES[datatype]
@@ -274,7 +276,7 @@ def infer_request(
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, (datatype, values) in tensors.items():
         request.inputs.add(name=name, datatype=datatype, shape=values.shape)
-        request.raw_input_contents.append(_joined(values) if datatype == BYTES else values.tobytes())
+        request.raw_input_contents.append(_raw_of(datatype, values))
     for name, count in classes.items():
         request.outputs.add(name=name).parameters["classification"].int64_param = count
     return request
@@ -286,13 +288,28 @@ def outputs_of(response: pb.ModelInferResponse) -> dict[str, Array]:
         contents = len(response.raw_output_contents)
         raise RefusedError(f"the server sent {len(response.outputs)} outputs, but the contents of {contents}")
     return {
-        output.name: (
-            np.array(_split(raw), object)
-            if output.datatype == BYTES
-            else np.frombuffer(raw, dtype=dtype_of(output.datatype))
-        ).reshape(tuple(output.shape))
+        output.name: _values_of(output.datatype, raw).reshape(tuple(output.shape))
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+def _raw_of(datatype: str, values: Array) -> bytes:
+    """Return values as they travel: strings behind their lengths, of BF16 the upper halves, rounded to even."""
+    if datatype == BYTES:
+        return _joined(values)
+    if datatype == BF16:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16).tobytes()
+    return values.tobytes()
+
+
+def _values_of(datatype: str, raw: bytes) -> Array:
+    if datatype == BYTES:
+        return np.array(_split(raw), object)
+    if datatype == BF16:
+        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, dtype_of(datatype))
 
 
 def _joined(strings: Array) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import orjson
 
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import DTYPES, RAW_ONLY
 from gangway.base.memory_budget import MemoryFullError, memory_budget
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
@@ -71,7 +71,6 @@ MAX_INT64 = 2**63 - 1
 
 MAX_RANK: Final = 32
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024  # of one tensor; as JSON it is five times larger
-RAW_ONLY: Final = ("FP16", "BF16")  # Triton, too, has no JSON for them
 
 _WHOLE: Final = frozenset({int})
 _ELEMENT_TYPES: Final = {

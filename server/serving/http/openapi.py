@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from gangway.artifact.datatypes import example_input
+from gangway.artifact.datatypes import RAW_ONLY, example_input
 from gangway.artifact.example_requests import example_of
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor
@@ -60,7 +60,7 @@ def _inference(model: ServedModel) -> Json:
     content: Json = {"schema": schema}
     size = least_declared_size(model)
     examples = [example_input(*example_of(tensor, size)) for tensor in inputs if not tensor.optional]
-    if None not in examples:
+    if None not in examples and not any(each.datatype in RAW_ONLY for each in model.outputs.values()):
         content["example"] = {"inputs": examples}
     answer = {
         "type": "object",

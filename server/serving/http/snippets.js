@@ -38,8 +38,9 @@ function curlOf() {
   const long = used.find(field => repeats(field.texts().length, product(shapeOf(field))));
   if (long) throw new Error(`${long.input.name} has too many values for a command`);
   if (content.decoupled) return `curl -N ${quoted(absolute(`${pathOf("v2")}/generate_stream`))} -d ${quoted(generateBody().body)}`;
-  const binary = used.find(field => BINARY_ONLY.includes(field.input.datatype));
-  if (binary) throw new Error(`JSON has no ${binary.input.datatype}`);
+  const binary = [...used.map(field => field.input), ...content.outputs]
+    .find(each => BINARY_ONLY.includes(each.datatype) && !Number(each.classes?.value));
+  if (binary) throw new Error(`JSON has no ${binary.datatype}`);
   const members = [`"inputs":[${used.map(field => inputText(field, shapeOf(field), `"data":[${arrayOf(field)}]`))}]`];
   if (parametersOf() !== "{}") members.unshift(`"parameters":${parametersOf()}`);
   const wanted = content.outputs.filter(each => Number(each.classes?.value));

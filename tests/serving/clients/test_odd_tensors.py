@@ -1,0 +1,93 @@
+"""Scalars, halves, booleans and texts: what the client, its snippets and the OpenAPI description make of them works."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gangway.clients.command import main
+from gangway.clients.inputs import infer_request, outputs_of
+from gangway.protos import grpc_service_pb2 as pb
+from tests.helpers.http_requests import ask_http
+from tests.helpers.onnx_text import save
+from tests.helpers.served import Served, serving
+
+MODELS = {
+    "scalar": "(float x) => (float y) { y = Add(x, w) }",
+    "row": "(float[4] x) => (float[4] y) { y = Add(x, w) }",
+    "halves": "(float16[N,2] x) => (float[N,2] y) { y = Cast<to=1>(x) }",
+    "to_halves": "(float[N,2] x) => (float16[N,2] y) { y = Cast<to=10>(x) }",
+    "to_brain": "(float[N,2] x) => (bfloat16[N,2] y) { y = Cast<to=16>(x) }",
+    "brain": "(bfloat16[N,2] x) => (float[N,2] y) { y = Cast<to=1>(x) }",
+    "truths": "(bool[N,2] x) => (bool[N,2] y) { y = Not(x) }",
+    "texts": "(string[N,2] x) => (string[N,2] y) { y = Identity(x) }",
+}
+WITHOUT_JSON = {"halves": "FP16", "to_halves": "FP16", "to_brain": "BF16", "brain": "BF16"}
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("odd")
+    for name, graph in MODELS.items():
+        weights: dict[str, Any] = {"w": np.float32(1)} if "w)" in graph else {}
+        save(repository, name, graph, **weights)
+    with serving(repository, kind=Served) as started:
+        yield started
+
+
+@pytest.fixture
+def client(served: Served, capsys: pytest.CaptureFixture[str]) -> Said:
+    """`gangway client`: exit status, what it prints, and what it says beside."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main([*arguments, f"--url={served.server.url}"])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_client_asks(client: Said, model: str) -> None:
+    status, printed, said = client(model)
+    assert (status, said) == (0, "") and "y" in printed
+
+
+def test_brain_floats_are_rounded_as_everywhere() -> None:
+    values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
+    values = values[~np.isnan(values)]
+    request = infer_request("brain", "", {"x": ("BF16", values)})
+    rounded = values.astype(ml_dtypes.bfloat16)
+    assert request.raw_input_contents[0] == rounded.tobytes()
+    response = pb.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+    response.outputs.add(name="x", datatype="BF16", shape=values.shape)
+    assert (outputs_of(response)["x"] == rounded.astype(np.float32)).all()
+    not_a_number = infer_request("brain", "", {"x": ("BF16", np.array([0x7F800001], np.uint32).view(np.float32))})
+    assert np.isnan(np.frombuffer(not_a_number.raw_input_contents[0], ml_dtypes.bfloat16)).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("flag", ["--snippet", "--snippet=python"])
+def test_the_program_works(client: Said, capsys: pytest.CaptureFixture[str], model: str, flag: str) -> None:
+    status, program, said = client(model, flag)
+    assert (status, said) == (0, "")
+    exec(program, {})
+    assert capsys.readouterr().out.startswith("y ")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_command_and_the_example_work(served: Served, client: Said, model: str) -> None:
+    status, command, said = client(model, "--snippet=curl")
+    described = ask_http(served.server.http_url, "GET", "/v2/openapi.json").content["paths"]
+    content = described[f"/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"]
+    if model in WITHOUT_JSON:
+        assert (status, command, said) == (1, "", f"gangway client: curl: JSON has no {WITHOUT_JSON[model]}\n")
+        assert "example" not in content
+        return
+    assert status == 0
+    for body in (shlex.split(command)[-1].encode(), content["example"]):
+        answer = ask_http(served.server.http_url, "POST", f"/v2/models/{model}/infer", body)
+        assert answer.status == 200, answer.body
