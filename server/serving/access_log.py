@@ -61,6 +61,19 @@ class Access:
         self.end_s = 0.0
         self.total_us = total_us
 
+    def part(self) -> "Access":
+        """Return what one of several requests to a model notes, of which this one consists; it gets no line."""
+        return Access(lambda _: None, self.protocol, self.client, self.method, self.path, 0.0)
+
+    def join(self, part: "Access") -> None:
+        """Note what a part has noted: the first task of all begins the computing, the last one ends it."""
+        self.model, self.version = part.model or self.model, part.version or self.version
+        if part.queue_us < 0:
+            return
+        end_us = max(self.queue_us + self.compute_us, part.queue_us + part.compute_us)
+        self.queue_us = part.queue_us if self.queue_us < 0 else min(self.queue_us, part.queue_us)
+        self.compute_us = end_us - self.queue_us
+
     def end(self, status: str | int) -> None:
         """The request has been answered, or given up. Saying it again does nothing."""
         put, self._put = self._put, None

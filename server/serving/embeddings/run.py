@@ -19,6 +19,7 @@ class PartCall(Call):
 
     def __init__(self, outer: Call, answered: "Callable[[PartCall, bytes | RequestError], None]") -> None:
         self._outer, self._answered = outer, answered
+        self.access = None if outer.access is None else outer.access.part()
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the client's deadline; None without one."""
@@ -34,6 +35,8 @@ class PartCall(Call):
 
     def answer(self, result: bytes | RequestError) -> None:
         """Take the response, or why there is none."""
+        if self._outer.access is not None and self.access is not None:
+            self._outer.access.join(self.access)
         self._answered(self, result)
         self.end()
 

@@ -201,7 +201,7 @@ class TextApi:
         """Answer `POST /v1/embeddings`. Raises ApiError, RequestError."""
         request: EmbeddingRequest = await self._aside(len(call.body) > QUICK_BODY_BYTES, read_embeddings, call.body)
         call.drop()
-        model, settings = self._model(request.model, EMBED)
+        model, settings = self._model(call, request.model, EMBED)
         batches, tokens = await self._batches(model, settings, request.texts, request.ids, request.truncates, "input")
         responses = await Parts(self._begin, call, call.arrival_ns).responses([batch.request for batch in batches])
         is_large = sum(map(len, responses)) // 4 > QUICK_NUMBERS
@@ -212,7 +212,7 @@ class TextApi:
         """Answer `POST /v1/rerank`. Raises ApiError, RequestError."""
         request: RerankRequest = await self._aside(len(call.body) > QUICK_BODY_BYTES, read_rerank, call.body)
         call.drop()
-        model, settings = self._model(request.model, RERANK)
+        model, settings = self._model(call, request.model, RERANK)
         pairs = [(request.query, document) for document in request.documents]
         batches, tokens = await self._batches(model, settings, pairs, (), request.truncates, "documents")
         responses = await Parts(self._begin, call, call.arrival_ns).responses([batch.request for batch in batches])
@@ -229,7 +229,9 @@ class TextApi:
                 raise
             raise ApiError(error.message, "model", 404, "model_not_found") from None
 
-    def _model(self, name: str, task: str) -> tuple[ServedModel, EmbeddingSettings]:
+    def _model(self, call: HttpCall, name: str, task: str) -> tuple[ServedModel, EmbeddingSettings]:
+        if call.access is not None:
+            call.access.model = name
         model = self._found(name)
         settings = model.embeddings
         if settings is None or settings.task != task:

@@ -103,15 +103,60 @@ def rows(repository: Path) -> Array:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel, rows: Array) -> Iterator[Texts]:
+def access_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "access.log"
+
+
+@pytest.fixture(scope="module")
+def served(
+    repository: Path, encoder: TextModel, scorer: TextModel, first: TextModel, rows: Array, access_log: Path
+) -> Iterator[Texts]:
     write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, EMBEDS))
     scores = parameter("gangway_embeddings", "task=rerank; activation=none")
     write(repository, "overlap", OVERLAP, config_of("asked:STRING:1 text:STRING:1", "score:FP32:1", 4, scores))
     (repository / "step").mkdir()
     (repository / "step" / "config.pbtxt").write_text(STEP + EMBEDS)
     (repository / "step" / "1").mkdir()
-    with serving(repository, "--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", kind=Texts) as served:
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", f"--access-log={access_log}"]
+    with serving(repository, *flags, kind=Texts) as served:
         yield served
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", {"model": "encoder", "input": TEXTS[0]}, 200),
+        ("/v1/embeddings", {"model": "encoder", "input": list(TEXTS) * 20}, 200),  # several requests to the model
+        ("/v1/rerank", {"model": "scorer", "query": TEXTS[0], "documents": TEXTS}, 200),
+        ("/v1/rerank", {"model": "overlap", "query": TEXTS[0], "documents": TEXTS}, 200),  # by a Python model
+        ("/v1/models/counts:predict", {"instances": [["tea"], ["time"]]}, 200),
+        ("/v1/embeddings", {"model": "scorer", "input": TEXTS[0]}, 400),
+        ("/v1/embeddings", {"model": "nobody", "input": TEXTS[0]}, 404),
+    ],
+)
+def test_the_access_log_has_model_and_times(
+    served: Texts, access_log: Path, path: str, body: dict[str, Any], status: int
+) -> None:
+    before = len(access_log.read_text().splitlines()) if access_log.exists() else 0
+    answer = served.post(path, body)
+    assert answer.status == status
+
+    def lines() -> list[dict[str, str]]:
+        read = access_log.read_text().splitlines()[before:] if access_log.exists() else []
+        found = (dict(member.split("=", 1) for member in line.split()[2:]) for line in read)
+        return [line for line in found if line.get("path") == path]
+
+    until(lines)
+    (line,) = lines()
+    model = body.get("model", "counts")
+    assert (line["model"], line["status"]) == (model, str(status))
+    assert line["bytes_out"] == str(len(answer.body))
+    if status == 200:
+        queue_us, compute_us, total_us = (int(line[name]) for name in ("queue_us", "compute_us", "total_us"))
+        assert line["version"] == "1" and compute_us > 0
+        assert 0 <= queue_us + compute_us <= total_us
+    else:
+        assert "queue_us" not in line
 
 
 def test_texts_become_vectors_in_both_formats(served: Texts, encoder: TextModel) -> None:
