@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,7 +24,7 @@ from gangway.base.console import Console, ProgressBars, Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads
-from gangway.simulator.measured import MeasuredModel, profiled_models
+from gangway.simulator.measured import MeasuredModel, cached_models, profiled_models, read_measured, shipped_models
 from gangway.simulator.rates import (
     QUERIES,
     TARGET,
@@ -98,6 +99,7 @@ def main(argv: Sequence[str]) -> int:
         measured = {**in_fp32, **in_bf16} if options.precision == BF16 else in_fp32
         either = {name: in_bf16[name] for name in mix.names if name in in_bf16 and options.precision == DEADLINE}
         scenario = partial(_scenario, mix, measured, either, OVERHEADS[options.overheads], options.batch)
+        print(_sources(options.cache_dir, options.precision, options.profile, mix.names), file=sys.stderr)
         with ProgressBars(Console(stderr=True)) as bars:
             task = bars.add_task("simulate", total=None)
             answer = find_capacity(scenario, options.cores, rate_per_s, options.goal / 100, options.queries)
@@ -122,6 +124,21 @@ def main(argv: Sequence[str]) -> int:
     return 0 if answer.carried else 1
 
 
+def _sources(cache_dir: Path, precision: str, files: Sequence[Path], names: Sequence[str]) -> str:
+    """Return a line that says of which cache profiles are, and when each model was measured."""
+    own = [read_measured(path).model_name for path in files]
+    cached, shipped = cached_models(cache_dir, BF16 if precision == BF16 else FP32), shipped_models()
+    texts = []
+    for name in names:
+        if name in own:
+            texts.append(f"{name} of --profile")
+        elif name in cached:
+            texts.append(f"{name} of {datetime.fromtimestamp(cached[name].measured_s):%Y-%m-%d %H:%M}")
+        else:
+            texts.append(f"{name} as it comes with the simulator" if name in shipped else f"{name}: none")
+    return f"profiles: {', '.join(texts)}; in {cache_dir}, which --cache-dir of the server must be, too"
+
+
 def find_capacity(
     scenario: Callable[[int], Scenario], cores: int, rate_per_s: float, share: float, queries: int = QUERIES
 ) -> CapacityAnswer:
@@ -134,7 +151,8 @@ def find_capacity(
     if not any(here.targets_us):
         raise WorkloadError("no model has a target: give one behind @, as in resnet50=20@3x")
     run = run_steady(DEFAULT_POLICY, here, rate_per_s, queries, seed=1)
-    rows = zip(run.summary.models, here.mix.shares, here.isolated_us, here.targets_us, strict=True)
+    alone_us = here.served_alone_us or here.isolated_us
+    rows = zip(run.summary.models, here.mix.shares, alone_us, here.targets_us, strict=True)
     goal, seeds = RateGoal(share, each=True), range(1, SEEDS + 1)
     highest = estimate_rate(DEFAULT_POLICY, here, goal, queries, seeds, rate_per_s)
     return CapacityAnswer(
@@ -197,7 +215,7 @@ def _scenario(
     cores: int,
 ) -> Scenario:
     requests = Requests(batching=Batching(batch) if batch > 1 else None)
-    return make_scenario(mix, cores, measured, overheads, requests=requests, in_bf16=in_bf16)
+    return make_scenario(mix, cores, measured, overheads, requests=requests, in_bf16=in_bf16, as_served=True)
 
 
 def _table(answer: CapacityAnswer) -> Table:

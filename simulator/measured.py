@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
@@ -112,19 +112,33 @@ def shipped_models() -> dict[str, Path]:
 def profiled_models(cache_dir: Path, files: Sequence[Path], precision: str = FP32) -> dict[str, MeasuredModel]:
     """Return measured models by name: of the newest profile in a cache in this precision, or of the files.
 
-    A cache may have a model in several precisions, under one name. Raises ProfileError for a file that is wrong.
+    Raises ProfileError for a file that is wrong.
     """
-    found: dict[str, MeasuredModel] = {}
+    found = {name: each.model for name, each in cached_models(cache_dir, precision).items()}
+    for path in files:
+        model = read_measured(path)
+        found[model.model_name] = model
+    return found
+
+
+class CachedModel(NamedTuple):
+    """A model that a cache has a profile of, and when it was measured, in seconds of Unix time."""
+
+    model: MeasuredModel
+    measured_s: float
+
+
+def cached_models(cache_dir: Path, precision: str = FP32) -> dict[str, CachedModel]:
+    """Return the newest measurement of each model in a cache. It may have a model in several precisions."""
+    found: dict[str, CachedModel] = {}
     for path in sorted((cache_dir / PROFILES_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
             profile, manifest = _profiled(path)
             if manifest.precision == precision:
-                found[profile.model_name] = measured_model([profile], manifest)
+                model = measured_model([profile], manifest)
+                found[profile.model_name] = CachedModel(model, path.stat().st_mtime)
         except ProfileError:  # of an artifact that has gone, or of another version
             continue
-    for path in files:
-        model = read_measured(path)
-        found[model.model_name] = model
     return found
 
 

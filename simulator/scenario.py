@@ -1,12 +1,13 @@
 """A mix of models on a machine of N cores, ready to be simulated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from gangway.artifact.profile import ProfileError
+from gangway.scheduler.policies.targets import alone_us, least_target_us, target_us
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batching import Batching
 from gangway.simulator.contention import Contention
@@ -17,7 +18,7 @@ from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
 from gangway.simulator.turn_cost import FRONT_END_US_PER_MB, front_end_us
 from gangway.workload.arrivals import Arrivals, bursts, closed_loop, poisson
 from gangway.workload.mix import Mix
-from gangway.workload.qos import WorkloadError
+from gangway.workload.qos import Qos, WorkloadError
 
 # docs/explanation/simulator.md says how these were measured.
 WAKE_UP_US = 15.0
@@ -67,6 +68,7 @@ class Scenario:
     requests: Requests = Requests()
     doubts: tuple[str, ...] = ()  # why results may be wrong: what is known of the models' measurements
     row_bytes: Mapping[int, int] = field(default_factory=dict)  # of inputs and outputs
+    served_alone_us: tuple[float, ...] = ()  # what a server says of each model; empty: targets are no server's
 
     @property
     def details(self) -> LoadDetails:
@@ -119,6 +121,7 @@ def make_scenario(
     contention: Contention | None = None,
     in_bf16: Mapping[str, MeasuredModel] | None = None,
     layout: MachineLayout = MachineLayout(),
+    as_served: bool = False,
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
@@ -126,7 +129,8 @@ def make_scenario(
     request's isolated latency, on the cores that a gang can have. `contention`: a machine of VELTAIR's premise in place
     of the measured one. The time of the scheduler's decisions counts where it has a core of its own (SPARE_CORES), and
     that of its whole turns with WHOLE_TURNS; elsewhere `stolen_us` has it. `in_bf16`: models of the mix as measured in
-    bf16, whose precision is chosen by deadlines.
+    bf16, whose precision is chosen by deadlines. `as_served`: multiples are those of a server of these models, for one
+    row (`scheduler/policies/targets.py`).
 
     Raises WorkloadError for a model without a measurement or a target that cannot be resolved, ProfileError for a file
     that is wrong, ValueError for a machine that cannot be.
@@ -144,6 +148,9 @@ def make_scenario(
         machine = replace(machine, level_per_demand=1 / max(1, cores - 1), level_step=CONTENTION_STEP,
                           cores_contend=True)  # fmt: skip
     sources = [_measured(name, measured or {}, requests.in_batches) for name in mix.names]
+    served_us = tuple(alone_us(_compute_us(model, widest)) for model in sources) if as_served else ()
+    if as_served:
+        mix = _with_served_targets(mix, served_us, least_target_us(overheads.stolen_us > 0))
     scaled = (scale_model(model, widest, 0, memory_share=memory_share) for model in sources)
     alone = {model.name: isolated_us(model, requests.rows) for model in scaled}
     resolved = mix.resolve(alone)
@@ -160,12 +167,32 @@ def make_scenario(
     if unknown := sorted(set(in_bf16 or {}) - set(mix.names)):
         raise WorkloadError(f"measured in bf16, but not in the mix: {', '.join(unknown)}")
     row_bytes = {index: source.row_bytes for index, source in enumerate(sources)}
-    return Scenario(resolved, models, machine, requests, doubts, row_bytes)
+    return Scenario(resolved, models, machine, requests, doubts, row_bytes, served_us)
 
 
 def isolated_us(model: ModelProfile, rows: int = 1) -> float:
     """Return how long so many rows take alone on all cores, as one gang."""
     return model.rows_us(model.cores, rows)
+
+
+def _compute_us(model: MeasuredModel, cores: int) -> float:
+    """Return how long one row computes alone on so many cores: as measured, or in proportion to what was."""
+    known = max(count for count in model.cores if count <= cores)
+    measured_us = model.isolated_us[model.cores.index(known)][0]
+    if known == cores:
+        return measured_us
+    return measured_us * isolated_us(scale_model(model, cores, 0)) / isolated_us(scale_model(model, known, 0))
+
+
+def _with_served_targets(mix: Mix, served_us: Sequence[float], least_us: float) -> Mix:
+    """Return the mix with targets in milliseconds in place of multiples."""
+    models = [
+        model
+        if model.qos is None or model.qos.multiple is None
+        else replace(model, qos=Qos(milliseconds=target_us(model.qos.multiple, time_us, least_us) / 1e3))
+        for model, time_us in zip(mix.models, served_us, strict=True)
+    ]
+    return replace(mix, models=tuple(models))
 
 
 def level_per_demand(cores: int, memory_share: float = 1.0) -> float:

@@ -531,7 +531,18 @@ class ServedModels:
         model = self.by_name.get(message.name, {}).get(message.version)
         if model is None or model.ready.model_id != message.model_id or model.isolated is not None:
             return  # another front end was first, or another model has its place
-        changed = [self._loader.measured(model, message.row_us)]
+        self._measured(model, message.row_us, "first request")
+
+    def profiled(self, model_id: int, compute_us: float) -> None:
+        """Let the target of a model that has been measured follow its profile, and those of ensembles with it."""
+        for model in [each for versions in self.by_name.values() for each in versions.values()]:
+            if model.ready.model_id == model_id and not model.entry.is_ensemble:
+                self._measured(model, compute_us, "profile")
+        self._loader.shapes.profiled(model_id, compute_us)
+
+    def _measured(self, model: LoadedModel, row_us: float, source: str) -> None:
+        """The time of a model alone is known, or known better: targets that are multiples change."""
+        changed = [self._loader.measured(model, row_us, source)]
         while changed:
             model = changed.pop()
             self.by_name[model.entry.name][model.entry.version] = model

@@ -410,8 +410,7 @@ def isolated_of(
     chain_us = longest_after([0.0, *computes_us], _with_start(after))[0]
     compute_us = max(chain_us, sum(shares_us))
     latency_us = longest_after([0.0, *ways_us], _with_start(after))[0] + compute_us - chain_us
-    cost_us, busy_cost_us = max((one.request_cost_us, one.busy_cost_us) for one in known)
-    return IsolatedLatency(compute_us, latency_us, cost_us, busy_cost_us)
+    return IsolatedLatency(compute_us, latency_us, max(one.busy_cost_us for one in known))
 
 
 def _with_start(after: Sequence[Sequence[int]]) -> list[list[int]]:

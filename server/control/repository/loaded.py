@@ -17,6 +17,7 @@ from gangway.base.backoff import Backoff
 from gangway.base.files import model_stamp
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel, SetProfile
+from gangway.scheduler.policies.targets import alone_us, target_us
 from gangway.server.control.repository.repository import ModelVersion
 from gangway.server.errors import CompileError
 from gangway.server.messages import ModelReady, VariantReady
@@ -49,13 +50,12 @@ class IsolatedLatency:
     """Medians of one row of zeros on all cores, in microseconds.
 
     `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
-    is mostly transport, front end and scheduler. `request_cost_us`: the part of it that any request costs.
-    `busy_cost_us`: what any request costs where others keep the machine busy; no multiple is less.
+    is mostly transport, front end and scheduler. `busy_cost_us`: what any request costs where others keep the machine
+    busy; no multiple is less.
     """
 
     compute_us: float
     latency_us: float
-    request_cost_us: float = 0.0
     busy_cost_us: float = 0.0
 
 
@@ -63,13 +63,12 @@ class IsolatedLatency:
 class TrialResult:
     """What trial requests have shown of a model.
 
-    `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
-    `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch;
-    empty: they may. `is_untested`: because no trial request could show it.
+    `isolated` None: no trial has succeeded. `busy_cost_us`: what any request costs a client where others keep the
+    machine busy. `mixed_rows`: why requests must not share a batch; empty: they may. `is_untested`: because no trial
+    request could show it.
     """
 
     isolated: IsolatedLatency | None
-    request_cost_us: float
     busy_cost_us: float
     mixed_rows: str = ""
     is_untested: bool = False
@@ -355,7 +354,7 @@ def resolve_qos_us(qos: QosConfig, isolated: IsolatedLatency | None) -> float | 
     No multiple is less than what any request costs on a busy machine.
     """
     if qos.multiple is not None:
-        return None if isolated is None else max(qos.multiple * isolated.latency_us, isolated.busy_cost_us)
+        return None if isolated is None else target_us(qos.multiple, isolated.latency_us, isolated.busy_cost_us)
     return None if qos.milliseconds is None else qos.milliseconds * 1e3
 
 
@@ -401,17 +400,12 @@ def policies_of(ready: ModelReady) -> QueuePolicies:
     return QueuePolicies.of(config_of(ready))
 
 
-def warn_of_target(
-    ready: ModelReady, qos: QosConfig, isolated: IsolatedLatency | None, request_cost_us: float = 0.0
-) -> None:
-    """Say in the log if the target of a model is out of reach, or not known.
-
-    `request_cost_us`: what any request costs; counts where the model's own latency is not known yet.
-    """
+def warn_of_target(ready: ModelReady, qos: QosConfig, isolated: IsolatedLatency | None) -> None:
+    """Say in the log if the target of a model is out of reach, or not known."""
     policies = policies_of(ready)
     timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
-    target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
-    alone = IsolatedLatency(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
+    least_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
+    latency_us = alone_us(0.0) if isolated is None else isolated.latency_us
     if isolated is None and qos.multiple is not None:
         _log.info(
             "%s, version %d: requests are best effort until the first one has been answered: the latency target is %g"
@@ -420,14 +414,14 @@ def warn_of_target(
             ready.version,
             qos.multiple,
         )
-    elif target_us is not None and target_us < alone.latency_us:
+    elif least_us is not None and least_us < latency_us:
         _log.warning(
             "%s: its latency target of %.3f ms is out of reach: a request takes %.3f ms alone, %.3f ms of which any"
             " model would take; set a larger target",
             ready.name,
-            target_us / 1e3,
-            alone.latency_us / 1e3,
-            alone.request_cost_us / 1e3,
+            least_us / 1e3,
+            latency_us / 1e3,
+            alone_us(0.0) / 1e3,
         )
 
 

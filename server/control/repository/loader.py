@@ -344,7 +344,7 @@ class ModelLoader:
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         sizes = [dict(zip(ready.symbols, each, strict=True)) for each in made.declared]
-        tried = await self._trials.try_model(ready, manifest, config, entry.folder, sizes)
+        tried = self._profiled(manifest, await self._trials.try_model(ready, manifest, config, entry.folder, sizes))
         if tried.mixed_rows:
             _log.log(
                 logging.INFO if tried.is_untested else logging.WARNING,
@@ -373,11 +373,16 @@ class ModelLoader:
         )
         return ProfiledModel(made, ready, tried, bf16_id)
 
+    def _profiled(self, manifest: Manifest, tried: TrialResult) -> TrialResult:
+        """Return what trials have shown with the time of the profile, if there is one: it is the same at each start."""
+        compute_us = self._profiles.compute_us(manifest) if tried.isolated else None
+        return tried if compute_us is None else replace(tried, isolated=self._trials.latency_of(compute_us))
+
     async def _describe(self, profiled: ProfiledModel) -> LoadedModel:
         """7. Tell the scheduler what trials have shown, and compile the declared sizes. Raises LOAD_ERRORS."""
         made, ready, tried = profiled.made, profiled.ready, profiled.tried
         entry, manifest, spec = made.read.entry, made.manifest, made.spec
-        warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
+        warn_of_target(ready, entry.qos, tried.isolated)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         warn_of_difference(spec.name, manifest)
         shaped = None
@@ -422,8 +427,8 @@ class ModelLoader:
 
     # -- after the load
 
-    def measured(self, model: LoadedModel, row_us: float) -> LoadedModel:
-        """Return a model whose time alone was not known, and is now: a client's request took so long, a row of it."""
+    def measured(self, model: LoadedModel, row_us: float, source: str) -> LoadedModel:
+        """Return a model whose time alone is known better now: a row of it takes so long, as `source` has shown."""
         isolated, config, qos = self._trials.latency_of(row_us), config_of(model.ready), model.entry.qos
         tell_target(config, qos, isolated)
         ready = replace(
@@ -440,10 +445,12 @@ class ModelLoader:
         self._pairs.set_target(ready)
         if qos.multiple is not None:
             _log.info(
-                "%s: its latency target is %.3f ms from now on: its first request took %.3f ms a row",
+                "%s: its latency target is %.3f ms from now on, %gx: a row computes for %.3f ms alone by its %s",
                 model.entry.title,
                 (ready.qos_us or 0.0) / 1e3,
+                qos.multiple,
                 row_us / 1e3,
+                source,
             )
         return replace(model, ready=ready, isolated=isolated)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,7 @@ class BackgroundProfiler:
     scheduler: SchedulerControl
     log: ServerLog
     jobs: Jobs
+    tell: Callable[[int, float], None] = field(default=lambda *_: None, init=False)  # a model's number and `compute_us`
     _wanted: dict[int, _Pending] = field(default_factory=dict, init=False)  # by model number, in order of their loading
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -83,6 +84,13 @@ class BackgroundProfiler:
         if self.options.profile_seconds and pause_seconds(profile, 0) is not None:
             self._wanted[model_id] = _Pending(manifest, asyncio.get_running_loop().time())
             self._news.set()
+
+    def compute_us(self, manifest: Manifest) -> float | None:
+        """Return how long a model's row computes alone on all cores by its profile; None if it has none."""
+        try:
+            return _alone_us(read_profile(self._path(manifest)))
+        except ProfileError:
+            return None
 
     def remove(self, model_id: int) -> None:
         """A model has been unloaded."""
@@ -126,7 +134,10 @@ class BackgroundProfiler:
                 "%s: its layers have been measured, the scheduler uses the profile from now on", manifest.model_name
             )
         wanted.measurements += 1
-        pause = pause_seconds(self._use(model_id, manifest), wanted.measurements)
+        profile = self._use(model_id, manifest)
+        if profile is not None:
+            self.tell(model_id, _alone_us(profile))
+        pause = pause_seconds(profile, wanted.measurements)
         if pause is None:
             del self._wanted[model_id]
         else:
@@ -207,6 +218,10 @@ class BackgroundProfiler:
         """Return what changes when a request arrives."""
         statuses = [self.control.status(index) for index in range(len(self.options.cores))]
         return sum(status.runs for status in statuses), any(status.busy for status in statuses)
+
+
+def _alone_us(profile: Profile) -> float:
+    return profile.isolated_us[-1][0]
 
 
 def _kept(name: str, path: Path) -> Profile | None:

@@ -186,6 +186,18 @@ class ShapeCache:
         self.clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         return True
 
+    def profiled(self, model_id: int, compute_us: float) -> None:
+        """Let the target of compiled sizes follow their profile."""
+        found = self._find(model_id)
+        if found is None or found[0].qos.multiple is None:
+            return
+        (model, sizes), isolated = found, self.trials.latency_of(compute_us)
+        variant = msgspec.structs.replace(model.loaded[sizes], qos_us=resolve_qos_us(model.qos, isolated))
+        model.loaded[sizes] = variant
+        varies = len(variant.instances) > 1
+        self.scheduler.set_profile(profile_message(model_id, model.ready, isolated, variant.qos_us, varies))
+        self.clients.announce_variant(variant)
+
     def _find(self, model_id: int) -> tuple[ModelVariants, Sizes] | None:
         for model in self._models.values():
             for sizes, variant in model.loaded.items():
@@ -271,6 +283,8 @@ class ShapeCache:
             spec.model_id, ready.name, ready.version, sizes, *tensors, rows, tail=manifest.tail, instances=instances
         )
         isolated = await self.trials.try_variant(ready, variant)
+        if isolated is not None and (compute_us := self.profiles.compute_us(manifest)) is not None:
+            isolated = self.trials.latency_of(compute_us)
         if model.qos.multiple is not None:
             variant = msgspec.structs.replace(variant, qos_us=resolve_qos_us(model.qos, isolated))
 

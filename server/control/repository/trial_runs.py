@@ -14,7 +14,6 @@ from typing import TypeAlias, TypeVar
 from gangway.base.memory_budget import memory_budget
 from gangway.executor.frames import example_bytes
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.control.repository.loaded import IsolatedLatency
 from gangway.server.errors import ModelLoadError, RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, item_bytes
@@ -104,23 +103,15 @@ class TrialRunner:
     plane: DataPlane
     stop: threading.Event
 
-    def measure_isolated(
-        self, model: ServedModel, sizes: Sequence[SymbolSizes], request_cost_us: float, is_brief: bool = False
-    ) -> IsolatedLatency:
-        """Run a model alone, for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer.
+    def measure_isolated(self, model: ServedModel, sizes: Sequence[SymbolSizes], is_brief: bool = False) -> float:
+        """Return how long a model computes when it is alone, in microseconds: a median.
 
-        `is_brief`: it is to be served for minutes only, so one run is enough if that takes so long.
-
-        It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request
-        costs outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run
-        fails in another way.
+        It runs for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, with the first of the `sizes` of symbolic
+        dimensions that are possible. `is_brief`: it is to be served for minutes only, so one run is enough if that
+        takes so long. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in another
+        way.
         """
-        outcomes = list(self._outcomes(model, sizes, is_brief))
-        return IsolatedLatency(
-            statistics.median(outcome.compute_us for outcome in outcomes),
-            request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
-            request_cost_us,
-        )
+        return statistics.median(outcome.compute_us for outcome in self._outcomes(model, sizes, is_brief))
 
     def run_once(self, trial: Trial, read: Callable[[Submission], bool] | None = None) -> SlotOutcome:
         """Have a model compute once; return how it went.

@@ -1,21 +1,15 @@
 """What a loaded model goes through before clients get it: its owner's samples, then the server's own trial requests.
 
 All of them are requests like those of clients, from the supervisor's own io segment. Samples (`model_warmup` of
-config.pbtxt) are checked as clients' requests are. What any request costs a client, whatever the model, is measured by
-real calls through the front end.
+config.pbtxt) are checked as clients' requests are.
 """
 
 import asyncio
 import logging
 import math
-import socket
-import ssl
-import statistics
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +19,7 @@ from gangway.executor import _native
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
-from gangway.server.access import UNIX, socket_address
+from gangway.scheduler.policies.targets import alone_us
 from gangway.server.control.repository.loaded import IsolatedLatency, TrialResult
 from gangway.server.control.repository.trial_runs import SymbolSizes, Trial, TrialError, TrialRunner, possible_sizes
 from gangway.server.errors import ConfigError, ModelLoadError, RequestError
@@ -34,8 +28,6 @@ from gangway.server.models.sequences import END, ID, START
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import ModelBatching
 from gangway.server.models.tensors import datatype_name, item_bytes
-from gangway.server.options.endpoints import GrpcOptions
-from gangway.server.own_client import OwnClient
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.python_codec import PythonCodec
@@ -51,18 +43,16 @@ MAX_SAMPLES_BYTES: Final = 1 << 30  # of all samples together, which are in memo
 
 
 class ModelTrials:
-    """One model at a time. `plane`: the supervisor's own. `grpc` returns how gRPC is served, as soon as it is.
+    """One model at a time. `plane`: the supervisor's own.
 
-    `way_back_us`: what policies reckon with for an answer's way to the client where others keep the machine busy.
+    `least_target_us`: what any request costs a client where others keep the machine busy.
     """
 
-    def __init__(self, plane: DataPlane, grpc: Callable[[], Awaitable[GrpcOptions]], way_back_us: float) -> None:
-        self._grpc = grpc
-        self._way_back_us = way_back_us
+    def __init__(self, plane: DataPlane, least_target_us: float) -> None:
+        self._least_target_us = least_target_us
         self._turn = asyncio.Lock()
-        self._isolated: dict[str, IsolatedLatency] = {}  # by key of the artifact: the least of all measurements
+        self._compute_us: dict[str, float] = {}  # by key of the artifact: the least of all measurements
         self._runner = TrialRunner(plane, threading.Event())
-        self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
 
     async def try_model(
         self,
@@ -78,8 +68,6 @@ class ModelTrials:
         """
         async with self._turn:
             samples = await asyncio.to_thread(samples_of, config, folder)
-            if not self.request_cost_us:  # before that, processes that start have the cores
-                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, await self._grpc())
             warmed = await asyncio.to_thread(warm_up, self._runner, ready, samples)
             sizes = possible_sizes(ServedModel.of(ready), *declared, *warmed, manifest.trial_sizes)
             isolated = await self._measure(ready, manifest.key, sizes, manifest.is_stand_in)
@@ -87,7 +75,7 @@ class ModelTrials:
             if manifest.engine is Engine.ONNXRUNTIME and not manifest.is_stand_in and ModelBatching.of(config).joins:
                 mixed_rows, is_untested = await self._mixed_rows(ready, manifest, sizes, isolated)
         known = isolated if isinstance(isolated, IsolatedLatency) else None
-        return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows, is_untested)
+        return TrialResult(known, self._least_target_us, mixed_rows, is_untested)
 
     async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
         """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
@@ -96,24 +84,19 @@ class ModelTrials:
         sizes = dict(zip(ready.symbols, variant.sizes, strict=True))
         async with self._turn:
             try:
-                isolated = await asyncio.to_thread(self._runner.measure_isolated, model, [sizes], self.request_cost_us)
+                compute_us = await asyncio.to_thread(self._runner.measure_isolated, model, [sizes])
             except ModelLoadError as error:
                 _log.info("%s, version %d: a compiled size is not measured: %s", ready.name, ready.version, error)
                 return None
-        return replace(isolated, busy_cost_us=self._busy_cost_us)
+        return self.latency_of(compute_us)
 
-    def latency_of(self, row_us: float) -> IsolatedLatency:
-        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
-        return IsolatedLatency(row_us, row_us + self.request_cost_us, self.request_cost_us, self._busy_cost_us)
+    def latency_of(self, compute_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a row is computed so fast."""
+        return IsolatedLatency(compute_us, alone_us(compute_us), self._least_target_us)
 
     def stop(self) -> None:
         """End what is being tried."""
         self._runner.stop.set()
-
-    @property
-    def _busy_cost_us(self) -> float:
-        """What any request costs a client where others keep the machine busy."""
-        return self.request_cost_us + self._way_back_us
 
     async def _measure(
         self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes], is_brief: bool
@@ -126,9 +109,7 @@ class ModelTrials:
         if ready.engine is Engine.PYTHON:
             return ModelLoadError("a Python model gets no trial requests")
         try:
-            isolated = await asyncio.to_thread(
-                self._runner.measure_isolated, ServedModel.of(ready), sizes, self.request_cost_us, is_brief
-            )
+            compute_us = await asyncio.to_thread(self._runner.measure_isolated, ServedModel.of(ready), sizes, is_brief)
         except ModelLoadError as error:
             may_fail = ready.engine is Engine.ONNXRUNTIME or ready.tail  # zeros need not be valid there
             if not may_fail or self._runner.stop.is_set():
@@ -141,17 +122,10 @@ class ModelTrials:
                 error,
             )
             return error
-        known = self._isolated.get(key, isolated)
-        if len(self._isolated) >= _native.MAX_MODELS:
-            self._isolated.clear()
-        best = IsolatedLatency(
-            min(known.compute_us, isolated.compute_us),
-            min(known.latency_us, isolated.latency_us),
-            isolated.request_cost_us,
-            self._busy_cost_us,
-        )
-        self._isolated[key] = best
-        return best
+        if len(self._compute_us) >= _native.MAX_MODELS:
+            self._compute_us.clear()
+        self._compute_us[key] = min(compute_us, self._compute_us.get(key, compute_us))
+        return self.latency_of(self._compute_us[key])
 
     async def _mixed_rows(
         self,
@@ -288,75 +262,3 @@ def _random(datatype: str, elements: int) -> bytes:
     if dtype.kind == "f":
         return source.random(elements).astype(dtype).tobytes()
     return source.integers(0, 2 if dtype.kind == "b" else 128, elements).astype(dtype).tobytes()
-
-
-USUAL_US: Final = 400.0  # where none can be made; `gangway perf` with `mlp`: 0.42-0.55 ms alone (2 cores, 2026-11-25)
-WARM_UP_CALLS: Final = 8
-LEAST_CALLS, MOST_CALLS = 5, 64
-BUDGET_SECONDS: Final = 0.1
-TIMEOUT_SECONDS: Final = 2.0
-EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-
-def measure_request_cost_us(options: GrpcOptions) -> float:
-    """Return the round trip of the smallest call, one at a time, in microseconds. Blocks for some 50 ms.
-
-    It is the lower quartile: while the server starts others have the cores, too. An error is an answer. USUAL_US where
-    no call can be made: gRPC is not served, or asks for a client's certificate.
-    """
-    try:
-        with _connected(options) as connection:
-            cost_us = statistics.quantiles(_round_trips_us(connection), n=4)[0]
-    except OSError as error:
-        _log.info(
-            "a request without a model is assumed to take %.3f ms, because it cannot be measured: %s",
-            USUAL_US / 1e3,
-            error,
-        )
-        return USUAL_US
-    _log.info("a request without a model takes %.3f ms by gRPC on this machine", cost_us / 1e3)
-    return cost_us
-
-
-@contextmanager
-def _connected(options: GrpcOptions) -> Iterator[socket.socket]:
-    """Connect to our own server, whose certificate is not checked. Raises OSError."""
-    if not options.allowed:
-        raise OSError("gRPC is not served")
-    if options.tls is not None and options.tls.mutual:
-        raise OSError("clients must have a certificate")
-    if options.target.startswith(UNIX):
-        plain = socket.socket(socket.AF_UNIX)
-        plain.settimeout(TIMEOUT_SECONDS)
-        plain.connect(options.target.removeprefix(UNIX))
-    else:
-        host, port, _ = socket_address(options.target)
-        plain = socket.create_connection((EVERYWHERE.get(host, host), port), TIMEOUT_SECONDS)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with plain:
-        if options.tls is None:
-            yield plain
-            return
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2"])
-        with context.wrap_socket(plain) as secured:
-            yield secured
-
-
-def _round_trips_us(connection: socket.socket) -> Iterator[float]:
-    client = OwnClient(connection)
-    for _ in range(WARM_UP_CALLS):
-        _call(client)
-    end = time.monotonic() + BUDGET_SECONDS
-    for call in range(MOST_CALLS):
-        begin = time.monotonic()
-        if call >= LEAST_CALLS and begin > end:
-            return
-        _call(client)
-        yield (time.monotonic() - begin) * 1e6
-
-
-def _call(client: OwnClient) -> None:
-    with suppress(RequestError):  # which takes its time, too
-        client.call("ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)

@@ -23,7 +23,6 @@ from gangway.server.control.supervisor.regions import RegionRegistry
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, CorePlacement, SharedMemory
 from gangway.server.options.command_line import FrontEndOptions, ServeOptions
-from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
@@ -326,11 +325,6 @@ class FrontEndControl:
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
         return await asyncio.shield(self._listening)  # several wait for it, of which one may be given up
-
-    async def serving_grpc(self) -> GrpcOptions:
-        """Return how gRPC is served, once it is: with the port that clients connect to. Raises BindError."""
-        await self.listening()
-        return self._serve.grpc
 
     def answer(self, message: messages.RepositoryAnswer) -> None:
         """Answer a call, as soon as all front ends know what has come of it.

@@ -10,14 +10,12 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.gangs import lease_count
+from gangway.scheduler.policies.targets import SHARED_WAY_BACK_US, SPARE_WAY_BACK_US
 from gangway.server.cancellations import CancellationTable
 from gangway.server.custom_metrics import CustomMetricsTable
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
 
-# From the last layer's end until the client has the answer. On a busy core front end and client wait for their turns.
-SHARED_WAY_BACK_US = 3000
-SPARE_WAY_BACK_US = 150
 # CPU of a batch's way through the scheduler, of any size: one decision, a lease, the notice of its end.
 SHARED_DISPATCH_US = 450
 

@@ -25,6 +25,7 @@ from gangway.scheduler.messages import (
     SetLog,
     WorkerStuck,
 )
+from gangway.scheduler.policies.targets import alone_us, least_target_us
 from gangway.server import messages
 from gangway.server.control.repository.compile_jobs import IDLE_SECONDS, Compiler, jobs_at_once
 from gangway.server.control.repository.control import ModelControl, RepositoryPoller
@@ -103,7 +104,7 @@ class Supervisor:
             at_once=at_once,
         )
         self._profiler = BackgroundProfiler(general, memory.control, self._compiler, self._scheduler, log, jobs)
-        self._trials = ModelTrials(memory.own_data_plane(), self._front_ends.serving_grpc, placement.way_back_us)
+        self._trials = ModelTrials(memory.own_data_plane(), least_target_us(placement.shared))
         metrics, flags_fd = CustomMetrics(memory.custom_metrics), memory.cancellations.segment.fd
         self._python = PythonInstances(Services(log, metrics, addresses, self._events, flags_fd))
         self._loader = ModelLoader(
@@ -111,6 +112,7 @@ class Supervisor:
         )
         self._overrides = OverrideStore()
         self._models = ModelControl(options.repository, self._loader, self._announcements, self._overrides)
+        self._profiler.tell = self._models.served.profiled
         self._repository = RepositoryService(
             options.repository,
             self._announcements,
@@ -190,8 +192,7 @@ class Supervisor:
         self._compiler.give_way()
         metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
         loaded, broken = self._models.served.loaded, self._models.served.broken
-        target, cost_us = self._compiler.target, self._trials.request_cost_us
-        print_summary(self._options, address, metrics, http, target, loaded, broken, cost_us)
+        print_summary(self._options, address, metrics, http, self._compiler.target, loaded, broken)
         if http:
             _log.info("ready: HTTP on %s", http)
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
@@ -297,16 +298,15 @@ def print_summary(
     target: str,
     loaded: Sequence[LoadedModel],
     broken: Sequence[BrokenModel],
-    request_cost_us: float,
 ) -> None:
     """Print models, latency targets, cores, addresses and a client command to copy."""
     console = Console(highlight=False)
     cores = ", ".join(map(str, options.general.cores))
     lines = [f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}"]
-    if request_cost_us:
-        lines.insert(
-            0, f"alone      latency of a request on an idle server, {milliseconds(request_cost_us)} of it for any model"
-        )
+    if loaded:
+        of_any = milliseconds(alone_us(0.0))
+        unknown = "; -: shown by the first request" * any(model.isolated is None for model in loaded)
+        lines.insert(0, f"alone      latency of a request on an idle server, {of_any} of it for any model{unknown}")
     if http_address:
         lines.append(f"HTTP       {http_address}" + ", TLS" * bool(options.http.tls))
     if address:
@@ -352,7 +352,7 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
     for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
         ready = model.ready
         target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
-        alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
+        alone = "-" if model.isolated is None else milliseconds(model.isolated.latency_us)
         status = "ready, ensemble" if model.entry.is_ensemble else _status(model)
         table.add_row(ready.name, str(ready.version), alone, target, _batches(model), status)
     for entry in broken:

@@ -9,12 +9,10 @@ from google.protobuf import text_format
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.control.repository.loaded import IsolatedLatency, profile_message, resolve_qos_us, warn_of_target
-from gangway.server.control.repository.trials import USUAL_US, measure_request_cost_us
 from gangway.server.messages import ModelReady
 from gangway.server.models.config import QosConfig, parse_qos
-from gangway.server.options.endpoints import GrpcOptions
 
-ALONE = IsolatedLatency(compute_us=900.0, latency_us=1000.0, request_cost_us=400.0, busy_cost_us=1200.0)
+ALONE = IsolatedLatency(compute_us=900.0, latency_us=1000.0, busy_cost_us=1200.0)
 FLOATS = TensorSpec("x", "FP32", (-1, 4), 16)
 LEVELS = """dynamic_batching { priority_levels: 2 default_priority_level: 1
     priority_queue_policy { key: 2 value { default_timeout_microseconds: 90 } } }"""
@@ -47,11 +45,6 @@ def test_times_of_a_model_of_open_shapes_are_guesses_but_not_those_of_its_varian
     assert not profile_message(5, ready("", WORDS)).varies
 
 
-@pytest.mark.parametrize("options", [GrpcOptions(allowed=False), GrpcOptions(address="127.0.0.1", port=1)])
-def test_where_no_request_can_be_made_its_cost_is_assumed(options: GrpcOptions) -> None:
-    assert measure_request_cost_us(options) == USUAL_US
-
-
 def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         warn_of_target(ready("", qos_us=1500.0), QosConfig(milliseconds=1.5), ALONE)
@@ -59,14 +52,14 @@ def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixtu
         warn_of_target(ready("", qos_us=500.0), QosConfig(milliseconds=0.5), ALONE)
         refusing = replace(ready("dynamic_batching { default_queue_policy {} }"), qos_us=500.0)
         warn_of_target(refusing, QosConfig(milliseconds=0.5), ALONE)
-        warn_of_target(ready("", qos_us=300.0), QosConfig(milliseconds=0.3), None, request_cost_us=400.0)
+        warn_of_target(ready("", qos_us=60.0), QosConfig(milliseconds=0.06), None)
         warn_of_target(ready(LEVELS), QosConfig(), ALONE)
         warn_of_target(ready(""), QosConfig(multiple=3), None)  # its first answer will show its time
     late = "is out of reach: a request takes"
-    least = "0.400 ms of which any model would take; set a larger target"
+    least = "0.100 ms of which any model would take; set a larger target"
     assert caplog.messages == [
         f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least}",
         f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least}",
-        f"m: its latency target of 0.300 ms {late} 0.400 ms alone, {least}",
+        f"m: its latency target of 0.060 ms {late} 0.100 ms alone, {least}",
         f"m: its latency target of 0.090 ms {late} 1.000 ms alone, {least}",
     ]
