@@ -176,8 +176,9 @@ class _LineFile:
     def write(self, lines: bytes) -> None:
         """Append lines, to another file of this name if there is one now."""
         if not self._is_output and self._has_moved():
-            os.close(self._descriptor)
+            moved = self._descriptor
             self._descriptor, self._identity = self._opened()
+            os.close(moved)  # after that: if nothing can be opened, its number stays this file's
         left = memoryview(lines)
         while left:
             left = left[os.write(self._descriptor, left) :]
@@ -188,7 +189,10 @@ class _LineFile:
             os.close(self._descriptor)
 
     def _opened(self) -> tuple[int, os.stat_result]:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Open it. A pipe that nobody reads is an error; one that is read slowly holds the writer up."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(self.path, flags, 0o644)
+        os.set_blocking(descriptor, True)
         return descriptor, os.fstat(descriptor)
 
     def _has_moved(self) -> bool:

@@ -7,9 +7,10 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,42 @@ def test_a_full_disk_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
             access.end(200)
         log.close()
     assert caplog.messages == ["cannot write the access log to /dev/full: No space left on device"]
+
+
+def test_a_folder_that_goes_closes_no_other_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines are lost until it is back; a number that the log has closed belongs to whoever opens the next file."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = AccessLog(AccessLogOptions(str(folder / "log")), "default")
+    rmtree(folder)
+    _end(log, "lost")
+    until(lambda: "cannot write the access log" in caplog.text)
+    with ExitStack() as others:
+        for number in range(5):
+            others.enter_context((tmp_path / str(number)).open("w"))
+        folder.mkdir()
+        _end(log, "again")
+        until(lambda: (folder / "log").exists() and "method=again" in (folder / "log").read_text())
+        log.close()
+
+
+def test_a_pipe_that_nobody_reads_holds_up_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "log"
+    log = AccessLog(AccessLogOptions(str(file)), "default")
+    file.unlink()
+    os.mkfifo(file)
+    _end(log, "lost")
+    until(lambda: "cannot write the access log" in caplog.text)
+    file.unlink()
+    _end(log, "again")
+    until(lambda: file.exists() and "method=again" in file.read_text())
+    log.close()
+
+
+def _end(log: AccessLog, method: str) -> None:
+    access = log.begin("HTTP", "", method)
+    assert access is not None
+    access.end(200)
 
 
 @pytest.mark.long
