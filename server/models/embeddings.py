@@ -25,6 +25,8 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 NAMES: Final = (*CHOICES, "max_tokens", "output")
 MOST_TOKENS: Final = 1 << 20
+MAX_INPUTS: Final = 2048  # of a request, as OpenAI has it
+FLOAT, BASE64 = "float", "base64"  # how an answer has vectors
 
 # What inputs of tokens are called, by Hugging Face and whoever follows it.
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"

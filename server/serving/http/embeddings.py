@@ -17,7 +17,16 @@ import orjson
 from gangway.artifact.datatypes import DTYPES
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
-from gangway.server.models.embeddings import EMBED, IDS, RERANK, SIGMOID, EmbeddingSettings
+from gangway.server.models.embeddings import (
+    BASE64,
+    EMBED,
+    FLOAT,
+    IDS,
+    MAX_INPUTS,
+    RERANK,
+    SIGMOID,
+    EmbeddingSettings,
+)
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tokenizer import MAX_TEXT_CHARACTERS, Text, Tokens
 from gangway.server.serving.call import Begin
@@ -37,13 +46,11 @@ from gangway.server.serving.http.json_text import NumberText, dump, dump_numbers
 from gangway.server.serving.http.replies import STATUSES, HttpError, Reply
 from gangway.server.serving.pending import Offload
 
-MAX_INPUTS: Final = 2048  # as OpenAI has it
 MAX_NUMBERS_BYTES: Final = 1 << 20  # of token ids as JSON
 QUICK_CHARACTERS: Final = 256  # become tokens on the loop
 QUICK_BODY_BYTES: Final = 16 * 1024  # of JSON
 QUICK_DOCUMENTS: Final = 32  # are ordered, and written, on the loop
 QUICK_NUMBERS: Final = 16 * 1024  # are pooled, or written, on the loop
-BASE64, FLOAT = "base64", "float"
 INVALID, NOT_FOUND, SERVER = "invalid_request_error", "not_found_error", "server_error"
 
 

@@ -50,7 +50,7 @@ def described(models: Models, name: str, version: str, metrics_port: str) -> Jso
         "decoupled": model.is_decoupled,
         "parameters": dict(SEQUENCE) if model.sequence else {},
         "inputs": [
-            _tensor(each)
+            _tensor(model, each)
             | {
                 "optional": each.optional,
                 "example": _example(examples[each.name], generator),
@@ -60,7 +60,7 @@ def described(models: Models, name: str, version: str, metrics_port: str) -> Jso
             for each in model.inputs.values()
         ],
         "outputs": [
-            _tensor(each) | {"labels": list(model.labels.get(each.name, ()))[:MOST_LABELS]}
+            _tensor(model, each) | {"labels": list(model.labels.get(each.name, ()))[:MOST_LABELS]}
             for each in model.outputs.values()
         ],
         "texts": _texts(model),
@@ -104,10 +104,22 @@ def _version(state: ServedModel | ModelUnavailable, models: Models) -> Json:
     return {"version": version, "state": state.state, "reason": state.reason}
 
 
-def _tensor(tensor: Tensor) -> Json:
+def dims_of(model: ServedModel, tensor: Tensor) -> list[str]:
+    """Return what a tensor's dimensions are called: a size, the model's own name of an open one, else "any".
+
+    Rows that have no name are called as those of an input, or "N".
+    """
+    rows = next((each.symbols[0] for each in model.inputs.values() if each.symbols and each.symbols[0]), "N")
     names = tensor.symbols or ("",) * len(tensor.shape)
-    dims = [(name or "any") if size < 0 else str(size) for name, size in zip(names, tensor.shape, strict=True)]
-    return {"name": tensor.name, "datatype": tensor.datatype, "dims": dims}
+    unnamed = [rows if model.has_rows and not axis else "any" for axis in range(len(names))]
+    return [
+        (name or other) if size < 0 else str(size)
+        for name, other, size in zip(names, unnamed, tensor.shape, strict=True)
+    ]
+
+
+def _tensor(model: ServedModel, tensor: Tensor) -> Json:
+    return {"name": tensor.name, "datatype": tensor.datatype, "dims": dims_of(model, tensor)}
 
 
 def _example(tensor: ExampleTensor, generator: np.random.Generator) -> Json:

@@ -18,6 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from testing.waiting import until
 from tests.helpers.http_requests import HttpAnswer, ask_http
+from tests.helpers.openapi_examples import check_examples, described
 from tests.helpers.python_models import config_of, parameter, write
 from tests.helpers.served import Served, serving
 from tests.helpers.text_models import MAX_TOKENS, SIZE, TextModel, save_reader, tokenizer
@@ -386,3 +387,11 @@ def test_a_model_comes_and_goes(served: Texts, encoder: TextModel) -> None:
     until(lambda: served.post("/v1/embeddings", TEXT).status == 404)  # before that: 503
     served.client.load_model("encoder")
     assert np.abs(served.rows("encoder", "cat") - encoder.vector("cat")).max() < EXACT
+
+
+def test_texts_are_in_the_description(served: Texts) -> None:
+    content = described(served.server.http_url)
+    paths = ["/v1/embeddings", "/v1/rerank"]
+    assert check_examples(served.server.http_url, content, paths) == paths
+    request = content["paths"]["/v1/embeddings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(request["properties"]["model"]["enum"]) == {"counts", "encoder", "first", "reader", "step"}
