@@ -42,7 +42,10 @@ def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Gener
     example = concrete(tensor, batch)
     if tensor.datatype != BYTES:
         dtype_of(tensor.datatype)
-    return plausible_values(example, generator)
+    try:
+        return plausible_values(example, generator)
+    except (MemoryError, ValueError) as error:  # ValueError: more elements than an address can count
+        raise InputError(f"input '{tensor.name}' of {list(example.shape)} is too large: {error}") from None
 
 
 def zero_tensor(tensor: TensorMetadata, batch: int) -> Array:

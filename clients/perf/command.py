@@ -21,6 +21,7 @@ from gangway.clients.perf.prepare import (
     FROM_CONFIG,
     Workload,
     configured_targets,
+    even_mix,
     least_targets_us,
     measure_isolated,
     parse_isolated,
@@ -81,8 +82,14 @@ def _run(options: argparse.Namespace) -> int:
         mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
     url, tls = options.target or options.url, Tls.of(options)
     with ServerConnection(url, options.timeout_ms / 1000, tls) as connection:
-        mix = mix or ready_models(connection)
-        requests = prepare_requests(connection, mix.names, options.input_data, options.seed, dict(options.shape))
+        left_out: dict[str, str] = {}
+        names = mix.names if mix else ready_models(connection)
+        requests = prepare_requests(
+            connection, names, options.input_data, options.seed, dict(options.shape), None if mix else left_out
+        )
+        for name, reason in left_out.items():
+            print(f"gangway perf: {name} is left out: {reason.removeprefix(f'{name}: ')}", file=sys.stderr)
+        mix = mix or even_mix(requests)
         workload = _workload(options, mix, connection, requests, tls)
     length = RunLength(options.seconds, options.queries, options.warmup)
     timeout_s = options.timeout_ms / 1000

@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -54,9 +54,11 @@ def prepare_requests(
     source: str,
     seed: int,
     shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    left_out: dict[str, str] | None = None,
 ) -> dict[str, bytes]:
     """Return a serialised request of one row per model, after checking that each is answered.
 
+    `left_out`: gets the models that are not, with the reason, unless all are; None: one that is not is an error.
     `source`: "random", "zero", or a folder with MODEL/INPUT.npy, or MODEL/INPUT for the one element of BYTES.
     `shapes`: of inputs or dimensions, by name. Raises RefusedError, InputError, UnreachableError.
     """
@@ -70,23 +72,38 @@ def prepare_requests(
         raise InputError(f"--shape: no model has an input '{min(unknown)}'; they have {', '.join(sorted(all_known))}")
     for name, inputs in inputs_of.items():
         own = {key: sizes for key, sizes in shapes.items() if key in known[name]}
-        tensors = shaped(inputs, own, dimensions_of[name])
-        if source in GENERATED:
-            tensors, _ = with_chosen_sizes(tensors, dimensions_of[name])
-        values = _values(name, tensors, source, seed)
-        request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
-        answer = connection.infer(request)
-        if not answer.outputs or any(not raw for raw in answer.raw_output_contents):
-            raise RefusedError(f"{name}: the answer holds no values")
-        requests[name] = request.SerializeToString()
+        try:
+            tensors = shaped(inputs, own, dimensions_of[name])
+            if source in GENERATED:
+                tensors, _ = with_chosen_sizes(tensors, dimensions_of[name])
+            requests[name] = _answered(connection, name, _values(name, tensors, source, seed), inputs)
+        except (RefusedError, InputError) as error:
+            if left_out is None or (name == names[-1] and not requests):
+                raise
+            left_out[name] = str(error)
     return requests
 
 
-def ready_models(connection: ServerConnection) -> Mix:
-    """Return the server's models that are ready, with equal weights. Raises InputError if there is none."""
+def _answered(
+    connection: ServerConnection, name: str, values: Mapping[str, Array], inputs: Sequence[TensorMetadata]
+) -> bytes:
+    request = infer_request(name, "", {each.name: (each.datatype, values[each.name]) for each in inputs})
+    answer = connection.infer(request)
+    if not answer.outputs or any(not raw for raw in answer.raw_output_contents):
+        raise RefusedError(f"{name}: the answer holds no values")
+    return request.SerializeToString()
+
+
+def ready_models(connection: ServerConnection) -> list[str]:
+    """Return the names of the server's models that are ready. Raises InputError if there is none."""
     names = sorted(connection.ready_models())
     if not names:
         raise InputError(f"{connection.url} has no model that is ready")
+    return names
+
+
+def even_mix(names: Iterable[str]) -> Mix:
+    """Return a mix of models with equal weights."""
     return Mix("all models", tuple(MixModel(name, 1.0) for name in names))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gangway.clients.command import main
 from gangway.clients.inputs import infer_request, outputs_of
+from gangway.clients.perf.command import main as perf
 from gangway.protos import grpc_service_pb2 as pb
 from tests.helpers.http_requests import ask_http
 from tests.helpers.onnx_text import save
@@ -23,6 +24,7 @@ MODELS = {
     "to_brain": "(float[N,2] x) => (bfloat16[N,2] y) { y = Cast<to=16>(x) }",
     "brain": "(bfloat16[N,2] x) => (float[N,2] y) { y = Cast<to=1>(x) }",
     "truths": "(bool[N,2] x) => (bool[N,2] y) { y = Not(x) }",
+    "open": "(float[N,P] x) => (float[N,P] y) { y = Add(x, w) }",
     "texts": "(string[N,2] x) => (string[N,2] y) { y = Identity(x) }",
 }
 WITHOUT_JSON = {"halves": "FP16", "to_halves": "FP16", "to_brain": "BF16", "brain": "BF16"}
@@ -35,6 +37,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     for name, graph in MODELS.items():
         weights: dict[str, Any] = {"w": np.float32(1)} if "w)" in graph else {}
         save(repository, name, graph, **weights)
+    save(repository, "nothing", "(float[N,0] x) => (float[N,0] y) { y = Identity(x) }")
+    save(repository, "steps", "(float[N,2] x) => (float[N,2] y) { y = Identity(x) }", "sequence_batching {}")
     with serving(repository, kind=Served) as started:
         yield started
 
@@ -91,3 +95,19 @@ def test_the_command_and_the_example_work(served: Served, client: Said, model: s
     for body in (shlex.split(command)[-1].encode(), content["example"]):
         answer = ask_http(served.server.http_url, "POST", f"/v2/models/{model}/infer", body)
         assert answer.status == 200, answer.body
+
+
+def test_perf_alone_leaves_out_what_it_cannot_ask(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert perf([f"--url={served.server.url}", "--seconds=1", "--warmup=0", "--rate=50"]) == 0
+    printed, said = capsys.readouterr()
+    assert all(model in printed for model in MODELS)
+    assert [line.split(" is left out: ")[0] for line in said.splitlines()] == [
+        f"gangway perf: {each}" for each in ("nothing", "steps")
+    ]
+    assert perf([f"--url={served.server.url}", "--mix=row=1,steps=1", "--seconds=1"]) == 1
+
+
+def test_sizes_that_no_memory_holds(served: Served, client: Said) -> None:
+    for size in (10**11, 10**18):
+        status, _, said = client("open", f"--shape=x:{size}")
+        assert status == 2 and said.startswith("gangway client: input 'x' of [1, 1") and "is too large" in said
