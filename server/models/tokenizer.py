@@ -1,9 +1,9 @@
 """Texts as the ids of tokens, by a `tokenizer.json` as Hugging Face writes it, and the package tokenizers."""
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gangway.protos import StatusCode
@@ -11,6 +11,8 @@ from gangway.server.errors import RequestError, internal
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 NO_PACKAGE: Final = (
     "texts need the package tokenizers on the server: pip install 'gangway-serve[embeddings]'; send token ids"
@@ -61,9 +63,12 @@ class TextTokenizer:
         return rows
 
     def prepare(self) -> None:
-        """Read the file before the first text comes; what is wrong with it is told then."""
-        with suppress(RequestError):
+        """Read the file before the first text comes; what is wrong with it is logged, and each text is refused."""
+        try:
             self._loaded()
+        except RequestError as error:
+            if error.message != NO_PACKAGE:  # of which the supervisor warns
+                _log.warning("%s: %s: texts are refused", self._path, error.message)
 
     def _loaded(self) -> "Tokenizer":
         with self._lock:

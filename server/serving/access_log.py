@@ -27,6 +27,7 @@ MOST_WAITING: Final = 50_000  # requests whose lines have not been written
 MOST_AT_ONCE_BYTES: Final = 64 * 1024
 PIPE_BYTES: Final = 4096  # Linux's PIPE_BUF: what several processes write to a pipe is not mixed up to this
 CLOSE_S: Final = 2.0  # for the last lines
+_LINE_END: Final = ord("\n")
 COMPLAINT_S: Final = 60.0
 SHOWN_CHARACTERS: Final = 512  # of what a client says: its path, its id
 CLIENT_CLOSED: Final = 499  # nginx's status of a request whose client has gone before the answer
@@ -170,6 +171,7 @@ class _LineFile:
         self.path = path
         self._is_output = path == STANDARD_OUTPUT
         self._descriptor, self._identity = (1, os.fstat(1)) if self._is_output else self._opened()
+        self._ends_cut = False  # in a part of a line
         is_file = stat.S_ISREG(self._identity.st_mode)
         self.most_bytes = MOST_AT_ONCE_BYTES if is_file else PIPE_BYTES
 
@@ -178,10 +180,13 @@ class _LineFile:
         if not self._is_output and self._has_moved():
             moved = self._descriptor
             self._descriptor, self._identity = self._opened()
+            self._ends_cut = False
             os.close(moved)  # after that: if nothing can be opened, its number stays this file's
-        left = memoryview(lines)
+        left = memoryview(b"\n" + lines if self._ends_cut else lines)
         while left:
-            left = left[os.write(self._descriptor, left) :]
+            written = os.write(self._descriptor, left)
+            self._ends_cut = left[written - 1] != _LINE_END  # the next write may find no space
+            left = left[written:]
 
     def close(self) -> None:
         """Write nothing more."""

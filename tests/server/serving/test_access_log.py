@@ -21,6 +21,7 @@ from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.options.server import AccessLogOptions
 from gangway.server.serving.access_log import MOST_WAITING, AccessLog
 from testing.waiting import until
+from tests.helpers.full_disk import files_of_at_most
 from tests.helpers.http_requests import ask_http
 from tests.helpers.raw_stream import RawStream, simple_request
 from tests.helpers.served import serving
@@ -278,6 +279,27 @@ def _end(log: AccessLog, method: str) -> None:
     access = log.begin("HTTP", "", method)
     assert access is not None
     access.end(200)
+
+
+def test_a_line_that_did_not_fit_cuts_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "log"
+    log = AccessLog(AccessLogOptions(str(file)), "json")
+    _end(log, "whole")
+    until(lambda: file.stat().st_size > 0)
+    with files_of_at_most(file.stat().st_size + 10):
+        _end(log, "cut")
+        until(lambda: "cannot write the access log" in caplog.text)
+    _end(log, "again")
+    until(lambda: '"again"' in file.read_text())
+    log.close()
+    first, cut, last = file.read_text().splitlines()
+    assert json.loads(first)["method"] == "whole" and len(cut) == 10 and json.loads(last)["method"] == "again"
+
+
+def test_a_pipe_without_a_reader_ends_the_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device or address"):
+        AccessLog(AccessLogOptions(str(tmp_path / "pipe")), "default")
 
 
 @pytest.mark.long

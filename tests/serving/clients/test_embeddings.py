@@ -275,6 +275,18 @@ def test_settings_that_would_answer_wrongly_are_refused(served: Texts, name: str
     rmtree(served.repository / "refused")
 
 
+def test_a_broken_tokenizer_is_logged_when_its_model_is_loaded(served: Texts) -> None:
+    TextModel(served.repository, "torn", scores=False)
+    file = served.repository / "torn" / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:1000])
+    served.client.load_model("torn")
+    until(lambda: f"{file}: the tokenizer cannot be read" in served.log(), served.log)
+    answer = served.post("/v1/embeddings", {"model": "torn", "input": "cat"})
+    assert answer.status == 500 and "the tokenizer cannot be read" in answer.content["error"]["message"]
+    served.client.unload_model("torn")
+    rmtree(served.repository / "torn")
+
+
 def test_texts_of_several_clients_become_one_batch(served: Texts, first: TextModel) -> None:
     texts = ["a", "dogs run", "cats", "the cat"]  # of several lengths, which are padded to one
     before = served.statistics("first")
