@@ -2,6 +2,10 @@
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import Final
+
+INT32_MAX: Final = (1 << 31) - 1
 
 
 def number(
@@ -45,3 +49,18 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number of at least 1 was expected, not {text!r}")
     return int(text)
+
+
+def integer(low: int, high: int = INT32_MAX) -> Callable[[str], int]:
+    """Return a type for whole numbers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{number} is not from {low} to {high}")
+        return number
+
+    return parse

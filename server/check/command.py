@@ -43,7 +43,7 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.config_table import parameter_of
 from gangway.server.models.python_settings import CODE_SUFFIX
-from gangway.server.options.server import backend_setting
+from gangway.server.options.backend_settings import backend_setting
 
 DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
 which can with changes of config.pbtxt, and which cannot. Compiled models stay in the cache, so `gangway serve` finds

@@ -14,6 +14,7 @@ import msgspec
 
 from gangway.base.command_line import CommandParser
 from gangway.base.flags import OptionError, add_flags, common_flags, from_flags, read_flags
+from gangway.base.numbers import integer
 from gangway.base.python_process import start_of
 from gangway.server.access import UNIX
 from gangway.server.messages import LogSettings
@@ -26,7 +27,7 @@ from gangway.server.options.server import (
     RepositoryOptions,
     TraceFlags,
 )
-from gangway.server.options.values import boolean, integer
+from gangway.server.options.values import boolean
 from gangway.server.process_options import as_stdin
 from gangway.server.tracing.settings import TraceConfig
 

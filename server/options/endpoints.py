@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from gangway.base.flags import OptionError, flag, from_flags, nested
+from gangway.base.numbers import integer
 from gangway.server.access import UNIX, Category, Restrictions, TlsError, TlsFiles, check_files, listen_target
-from gangway.server.options.values import boolean, integer, pattern, port, readable_file, restriction, restrictions
+from gangway.server.options.values import boolean, pattern, port, readable_file, restriction, restrictions
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB
 MIN_MESSAGE_BYTES = 1024

@@ -3,20 +3,28 @@
 import argparse
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from operator import attrgetter, not_
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from gangway.artifact.format import Engine
 from gangway.artifact.precision import FP32, PRECISIONS
 from gangway.base.flags import flag, from_flags
+from gangway.base.numbers import INT32_MAX, integer
 from gangway.executor.launch import available_cores, nodes_of
 from gangway.server.messages import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
-from gangway.server.options.values import INT32_MAX, boolean, folder, integer, readable_file, seconds, writable_file
+from gangway.server.options.backend_settings import (
+    DEFAULT_MAX_BATCH_SIZE,
+    DEFAULT_START_SECONDS,
+    backend_setting,
+    read_default_max_batch_size,
+    read_python_environment,
+    read_python_start_seconds,
+    settings_without_effect,
+)
+from gangway.server.options.values import boolean, folder, readable_file, seconds, writable_file
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
 
 ALL_MODELS = "*"
@@ -26,7 +34,6 @@ URL = re.compile(r"(?:([^=/]+)=)?([A-Za-z][A-Za-z0-9+.-]*://.+)")
 COPIES = "repositories"  # in the cache folder
 
 Mode = Literal["none", "poll", "explicit"]
-BackendSetting: TypeAlias = tuple[str, str, str]  # the backend or "", what is set, the value
 ModelFile: TypeAlias = tuple[str, Path]  # a model's name, and the ONNX file that it is, without a repository
 
 
@@ -161,39 +168,9 @@ class RepositoryOptions:
     remotes: tuple[RemoteSource, ...] = from_flags("MODELS", _remotes, default=())
 
 
-BATCH_SETTING = "default-max-batch-size"
-ENVIRONMENT_SETTING = ("python", "execution-env-path")
-START_SETTING = ("python", "stub-timeout-seconds")
-DEFAULT_START_SECONDS = 600
-MAX_START_SECONDS = 86400
-BACKEND = Engine.ONNXRUNTIME.value
-DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
 CACHE_IMPLEMENTATION = "local"
 RATE_LIMIT_MODES = ("off", "execution_count")
 BATCHING_MODES = ("auto", "off")
-
-
-def _default_max_batch_size(settings: Sequence[BackendSetting]) -> int:
-    """Return the last one that is given; what is for the backend goes before what is for all."""
-    of_all = _last(settings, ("", BATCH_SETTING), str(DEFAULT_MAX_BATCH_SIZE))
-    return int(_last(settings, (BACKEND, BATCH_SETTING), of_all))
-
-
-def _python_environment(arguments: argparse.Namespace) -> str:
-    """Return an absolute path; empty if none is given."""
-    given = _last(arguments.backend_config, ENVIRONMENT_SETTING, "")
-    return given and str(Path(given).absolute())
-
-
-def _python_start_seconds(arguments: argparse.Namespace) -> int:
-    return int(_last(arguments.backend_config, START_SETTING, str(DEFAULT_START_SECONDS)))
-
-
-def _without_effect(arguments: argparse.Namespace) -> tuple[str, ...]:
-    ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
-    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}", ",".join(ENVIRONMENT_SETTING), ",".join(START_SETTING)}
-    reason = "has no effect: config.pbtxt says how a model is executed"
-    return tuple(f"--backend-config={name} {reason}" for name in sorted(ignored))
 
 
 def _add_rate_limits(parser: argparse._ArgumentGroup) -> None:
@@ -205,26 +182,6 @@ def _add_rate_limits(parser: argparse._ArgumentGroup) -> None:
 
 def _rate_limits(arguments: argparse.Namespace) -> RateLimits:
     return RateLimits(arguments.rate_limit != RATE_LIMIT_MODES[0], tuple(arguments.rate_limit_resource))
-
-
-def _last(settings: Sequence[BackendSetting], setting: tuple[str, str], default: str) -> str:
-    """Return what is given last of a setting of a backend."""
-    return next((value for backend, name, value in reversed(settings) if (backend, name) == setting), default)
-
-
-def backend_setting(text: str) -> BackendSetting:
-    """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
-    setting, equals, value = text.partition("=")
-    backend, _, name = setting.rpartition(",")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"expected '[BACKEND,]SETTING=VALUE', got '{text}'")
-    if name == BATCH_SETTING:
-        integer(0)(value)
-    if (backend, name) == START_SETTING:
-        integer(1, MAX_START_SECONDS)(value)
-    if (backend, name) == ENVIRONMENT_SETTING and not Path(value).exists():
-        raise argparse.ArgumentTypeError(f"{value} does not exist")
-    return backend, name, value
 
 
 def _cache_bytes(text: str) -> int:
@@ -269,13 +226,13 @@ class ModelOptions:
         help="memory for answers of models with `response_cache { enable: true }` (none)")  # fmt: skip
     rates: RateLimits = from_flags("", _rate_limits, _add_rate_limits, default_factory=RateLimits)
     default_max_batch_size: int = flag("--backend-config", DEFAULT_MAX_BATCH_SIZE, type=backend_setting,
-        action="append", unless_given=[], read=_default_max_batch_size, metavar="[BACKEND,]SETTING=VALUE",
+        action="append", unless_given=[], read=read_default_max_batch_size, metavar="[BACKEND,]SETTING=VALUE",
         help="default-max-batch-size=N: the batch of models without a configuration"
         f" ({DEFAULT_MAX_BATCH_SIZE}); python,execution-env-path=PATH: the environment of Python models that name none;"
         f" python,stub-timeout-seconds=N: how long `initialize` of one may take ({DEFAULT_START_SECONDS});"
-        " other settings have no effect")  # fmt: skip
-    python_environment: str = from_flags("", _python_environment, default="")
-    python_start_seconds: int = from_flags("", _python_start_seconds, default=DEFAULT_START_SECONDS)
+        " other settings of Triton's have no effect, and a line in the log says why")  # fmt: skip
+    python_environment: str = from_flags("", read_python_environment, default="")
+    python_start_seconds: int = from_flags("", read_python_start_seconds, default=DEFAULT_START_SECONDS)
     strict_python_outputs: bool = flag("--strict-python-outputs", False, action="store_true",
         help="refuse answers of Python models with outputs, types or shapes that their configurations have not, instead"
         " of passing them on as they are, with a warning")  # fmt: skip
@@ -293,7 +250,7 @@ class ModelOptions:
     memory_mib: int = flag("--models-memory-mib", 0, type=integer(0, 1 << 30), metavar="MIB",
         help="have workers give back the memory of the models that were asked longest ago, while weights of loaded"
         " models need more than this, and load each at its next request (0: no limit)")  # fmt: skip
-    warnings: tuple[str, ...] = from_flags("", _without_effect, default=())
+    warnings: tuple[str, ...] = from_flags("", settings_without_effect, default=())
 
 
 SERVER_NAME = "gangway"

@@ -8,12 +8,11 @@ import math
 import os
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.server.access import Restriction, Restrictions, parse_restriction
 
-INT32_MAX = (1 << 31) - 1
 FROM_FILE = "@"  # no category begins so
 _TRUE = ("true", "1")
 _FALSE = ("false", "0")
@@ -26,21 +25,6 @@ def boolean(text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise ArgumentTypeError(f"{text!r} is neither true nor false (1 nor 0)")
-
-
-def integer(low: int, high: int = INT32_MAX) -> Callable[[str], int]:
-    """Return a type for whole numbers from `low` to `high`."""
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ArgumentTypeError(f"{text!r} is no whole number") from None
-        if not low <= number <= high:
-            raise ArgumentTypeError(f"{number} is not from {low} to {high}")
-        return number
-
-    return parse
 
 
 def seconds(text: str) -> float:

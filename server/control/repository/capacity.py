@@ -6,13 +6,13 @@ import logging
 from gangway.artifact.format import MAX_TASKS, WEIGHTS_FILE, Engine, Manifest, staging_bytes
 from gangway.base.host_limits import memory_limit_bytes
 from gangway.base.memory_budget import memory_budget
+from gangway.base.numbers import INT32_MAX
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
 from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.errors import ModelLoadError
-from gangway.server.options.values import INT32_MAX
 
 _log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gangway.artifact.format import Engine, Manifest, TensorSpec
+from gangway.base.numbers import INT32_MAX
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, TrialResult, config_of
 from gangway.server.errors import ConfigError, shortened
@@ -42,8 +43,8 @@ from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.models.sequences import check_hidden, complete_sequences, hidden_inputs, hidden_outputs
 from gangway.server.models.settings import response_bounds_ns, tell_batching
 from gangway.server.models.tensors import datatype_name, datatype_value
-from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE, ModelOptions
-from gangway.server.options.values import INT32_MAX
+from gangway.server.options.backend_settings import DEFAULT_MAX_BATCH_SIZE
+from gangway.server.options.server import ModelOptions
 
 MOST_ROWS: Final = INT32_MAX
 MOST_NAMES_CHARACTERS: Final = 16 * 1024  # of dimensions; a config travels in one message

@@ -191,8 +191,41 @@ def test_the_default_batch(settings: list[str], size: int) -> None:
     options = parse_options([NEEDED, *(f"--backend-config={setting}" for setting in settings)])
     assert options.models.default_max_batch_size == size
     ignored = [setting for setting in settings if setting.startswith("tensorflow")]
-    reason = "has no effect: config.pbtxt says how a model is executed"
+    reason = "has no effect: no model is executed by tensorflow"
     assert options.warnings == tuple(f"--backend-config={setting.split('=')[0]} {reason}" for setting in ignored)
+
+
+MEMORY = "shared memory of Python models grows with their tensors"
+CORES = "the scheduler chooses the cores of each request"
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [  # what Triton's pages document, and what people write beside it
+        ("backend-directory=/opt/tritonserver/backends", "no shared libraries are loaded"),
+        ("min-compute-capability=6.0", "no GPU is used"),
+        ("python,shm-default-byte-size=16777216", MEMORY),
+        ("python,shm-growth-byte-size=8388608", MEMORY),
+        ("python,shm-region-prefix-name=first_", "shared memory of Python models has no names, so servers share none"),
+        ("python,thread-pool-size=4", "instances of Python models have no pool of threads"),
+        ("onnxruntime,enable-global-threadpool=1", CORES),
+        ("onnxruntime,intra_op_thread_count=1", CORES),
+        ("onnxruntime,inter_op_thread_count=1", CORES),
+        ("tensorflow,version=2", "no model is executed by tensorflow"),
+        ("tensorrt,coalesce-request-input=true", "no model is executed by tensorrt"),
+        ("tensorrt,plugins=/a.so;/b.so", "no model is executed by tensorrt"),
+        ("openvino,version=2024_0", "no model is executed by openvino"),
+        ("pytorch,version=2", "no model is executed by pytorch"),
+        ("python,sh-timeout=3", "no setting has this name"),
+        ("onnxruntime,default_max_batchsize=8", "no setting has this name; did you mean 'default-max-batch-size'?"),
+        ("python,stub-timeout-seconds=90", ""),
+        ("onnxruntime,default-max-batch-size=8", ""),
+    ],
+)
+def test_every_setting_of_a_backend_starts_and_says_what_becomes_of_it(setting: str, reason: str) -> None:
+    name = setting.partition("=")[0]
+    expected = (f"--backend-config={name} has no effect: {reason}",) if reason else ()
+    assert parse_options([NEEDED, f"--backend-config={setting}"]).warnings == expected
 
 
 def test_how_long_python_models_may_take(capsys: pytest.CaptureFixture[str]) -> None:
