@@ -35,7 +35,7 @@ from gangway.base.process import use_idle_priority
 from gangway.base.python_process import start_of
 from gangway.scheduler.watchdog import Blame
 from gangway.server.control.repository.repository import Stamp
-from gangway.server.control.supervisor.job_share import keep_share
+from gangway.server.control.supervisor.job_share import WaitLog, keep_share
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child
@@ -404,9 +404,7 @@ class Compiler:
         if self._gives_way:
             use_idle_priority(job.pid)
         cores = len(os.sched_getaffinity(0))
-        keep = keep_share(
-            f"compile job {job.pid}", job.pid, cores, lambda: self._gives_way and is_looking_up, self._pids
-        )
+        keep = keep_share(process.waits, job.pid, cores, lambda: self._gives_way and is_looking_up, self._pids)
         share = asyncio.get_running_loop().create_task(keep)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
@@ -455,6 +453,7 @@ class CompilerProcess:
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
             )
             self.child = Child("compile job", process, lambda _: None)
+            self.waits = WaitLog(f"compile job {process.pid}")  # of all its jobs
         except OSError:
             os.close(read_fd)
             raise

@@ -22,7 +22,7 @@ from gangway.base.host_limits import cpu_name, idle_seconds
 from gangway.base.python_process import start_of
 from gangway.executor.control import ControlSegment
 from gangway.server.control.repository.compile_jobs import Compiler
-from gangway.server.control.supervisor.job_share import keep_share
+from gangway.server.control.supervisor.job_share import WaitLog, keep_share
 from gangway.server.control.supervisor.jobs import Jobs
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child
@@ -152,7 +152,7 @@ class BackgroundProfiler:
             return str(error)
         job = self.jobs.begin("profile", manifest.model_name)
         title = f"measuring {manifest.model_name}"
-        share = asyncio.get_running_loop().create_task(keep_share(title, child.pid, len(self.options.cores)))
+        share = asyncio.get_running_loop().create_task(keep_share(WaitLog(title), child.pid, len(self.options.cores)))
         try:
             disturbed = await self._watch(child)
         finally:

@@ -28,7 +28,8 @@ BESIDE_REQUESTS_NICE: Final = 10  # of what is brief, and has waited for request
 BRIEF_SECONDS: Final = 5.0
 REQUESTS_SHARE: Final = 0.5  # of the cores; with more the requests of this server are what a job waits for
 FREE_SHARE: Final = 0.05  # of the time: who waits for less finds idle cores
-TELL_AFTER_SECONDS: Final = 5.0  # of waits, and then after as many again
+TELL_AFTER_SECONDS: Final = 5.0  # of computing and waits, from which the log says whether a job waits
+GOES_ON_SHARE: Final = 0.75  # of these seconds computing: a job that waited goes on; one waits below half of that
 _PROC: Final = Path("/proc")
 
 
@@ -52,22 +53,53 @@ def is_starved(job: CoreTime, requests_s: float, passed_s: float, cores: int) ->
     return wants_more and requests_s < REQUESTS_SHARE * cores * passed_s
 
 
+class WaitLog:
+    """Says once that a job begins to wait for cores, and once that it goes on. `name`: of the job."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._window = self._waits = CoreTime()
+        self._is_waiting = False
+
+    def add(self, spent: CoreTime, holders: str) -> None:
+        """The job has spent so much more. `holders`: who has the cores."""
+        self._window += spent
+        self._waits += spent
+        whole_s = self._window.used_s + self._window.waited_s
+        if whole_s < TELL_AFTER_SECONDS:
+            return
+        share = self._window.used_s / whole_s
+        if not self._is_waiting:
+            self._waits = self._window
+            if share < GOES_ON_SHARE / 2:
+                self._is_waiting = True
+                self._tell(f"waits for cores, which {holders} have")
+        elif share >= GOES_ON_SHARE:
+            self._is_waiting = False
+            self._tell("goes on")
+        self._window = CoreTime()
+
+    def _tell(self, what: str) -> None:
+        text = "%s %s: it had %.1f s of CPU time and waited for %.1f s"
+        _log.info(text, self._name, what, self._waits.used_s, self._waits.waited_s)
+
+
 async def keep_share(
-    name: str,
+    waits: WaitLog,
     pid: int,
     cores: int,
     is_brief: Callable[[], bool] = lambda: False,
     jobs: Callable[[], Collection[int]] = tuple,
 ) -> None:
-    """Give a job that waits a share beside other processes; until cancelled. `pid`: of the job. The log says who waits.
+    """Give a job that waits a share beside other processes; until cancelled. `pid`: of the job.
 
-    `jobs` returns the processes of all jobs; other children of this process are of requests. `is_brief`: whether the
-    job gets a little beside them, too.
+    `waits` hears how it does. `jobs` returns the processes of all jobs; other children of this process are of requests.
+    `is_brief`: whether the job gets a little beside them, too.
     """
     loop = asyncio.get_running_loop()
     job, requests, seen_s = core_time(pid), _requests({pid, *jobs()}), loop.time()
     nice: int | None = None
-    told, waited_for_requests_s = job, 0.0
+    waited_for_requests_s = 0.0
     while True:
         await asyncio.sleep(POLL_SECONDS)
         now_s, now_job, now_requests = loop.time(), core_time(pid), _requests({pid, *jobs()})
@@ -88,17 +120,7 @@ async def keep_share(
                 with suppress(OSError):  # the system does not permit it, or the thread has ended
                     os.setpriority(os.PRIO_PROCESS, thread, nice)
                 leave_idle_priority(thread, nice)
-        waits = job - told
-        if waits.waited_s > TELL_AFTER_SECONDS:
-            told = job
-            if waits.waited_s > waits.used_s:
-                _log.info(
-                    "%s waits for cores, which %s have: it had %.1f s of CPU time and waited for %.1f s",
-                    name,
-                    "requests" if are_busy else "other processes",
-                    waits.used_s,
-                    waits.waited_s,
-                )
+        waits.add(spent, "requests" if are_busy else "other processes")
 
 
 def core_time(pid: int) -> CoreTime:
