@@ -192,9 +192,7 @@ class ServedModel:
             is_python=message.engine is Engine.PYTHON,
             most_answer_bytes=most_answer_bytes,
             embeddings=embeddings,
-            tokenizer=TextTokenizer(message.tokenizer, embeddings.max_tokens)
-            if embeddings is not None and message.tokenizer
-            else None,
+            tokenizer=TextTokenizer(message.tokenizer) if embeddings is not None and message.tokenizer else None,
         )
 
     @cached_property

@@ -35,8 +35,8 @@ class TextTokenizer:
     To read a file, the package holds Python's lock: 30 ms for 30 000 words.
     """
 
-    def __init__(self, path: str, max_tokens: int) -> None:
-        self._path, self._max_tokens = path, max_tokens
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
 
@@ -45,19 +45,18 @@ class TextTokenizer:
         """Whether the file has been read."""
         return self._tokenizer is not None
 
-    def encode(self, texts: Sequence[Text], truncates: bool) -> list[Tokens]:
+    def encode(self, texts: Sequence[Text], most: int | None = None) -> list[Tokens]:
         """Return the tokens of each text, with those that mark its begin and end; padding is the caller's.
 
-        `truncates`: to `max_tokens`, by the last ones before the mark of the end; else texts may have more. Raises
-        RequestError.
+        `most`: what has more is cut to so many, by the last ones before the mark of the end. Raises RequestError.
         """
         tokenizer: Any = self._tokenizer or self._loaded()
         rows = []
         for each in tokenizer.encode_batch_fast(texts):
             ids, types = each.ids, each.type_ids if isinstance(texts[0], tuple) else ()
-            if truncates and len(ids) > self._max_tokens:
+            if most is not None and len(ids) > most:
                 end = next((at for at, mark in enumerate(reversed(each.special_tokens_mask)) if not mark), len(ids))
-                kept = [*range(self._max_tokens - end), *range(len(ids) - end, len(ids))]
+                kept = [*range(most - end), *range(len(ids) - end, len(ids))]
                 ids, types = [ids[at] for at in kept], [types[at] for at in kept] if types else ()
             rows.append(Tokens(ids, types))
         return rows

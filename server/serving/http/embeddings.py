@@ -6,7 +6,7 @@ other clients. Errors have OpenAI's shape.
 
 import base64
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,9 @@ from gangway.server.serving.pending import Offload
 
 MAX_NUMBERS_BYTES: Final = 1 << 20  # of token ids as JSON
 QUICK_CHARACTERS: Final = 256  # become tokens on the loop
+PIECE_CHARACTERS: Final = 64 * 1024  # become tokens in one turn of a thread: some 80 ms
+CHARACTERS_OF_TOKEN: Final = 128  # on average, at most: of what is longer the rest is not looked at
+LEAST_CHARACTERS: Final = 16 * 1024  # of a text that become tokens, however few a model reads
 QUICK_BODY_BYTES: Final = 16 * 1024  # of JSON
 QUICK_DOCUMENTS: Final = 32  # are ordered, and written, on the loop
 QUICK_NUMBERS: Final = 16 * 1024  # are pooled, or written, on the loop
@@ -261,44 +264,74 @@ class TextApi:
         characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
         is_large = characters > QUICK_CHARACTERS or sum(map(len, ids)) > QUICK_CHARACTERS
         is_large = is_large or (bool(texts) and model.tokenizer is not None and not model.tokenizer.is_loaded)
-        made: tuple[list[RowBatch], int] = await self._aside(
-            is_large, _batches_of, model, settings, texts, ids, truncates, param
-        )
-        return made
+        if texts and model.tokenizer is None:
+            if len(model.inputs) != (2 if isinstance(texts[0], tuple) else 1) or not model.takes_texts:
+                raise ApiError(f"model '{model.name}' has no tokenizer: send token ids", param)
+            return await self._aside(is_large, lambda: list(text_batches(model, settings, texts))), 0
+        if IDS not in model.inputs:
+            raise ApiError(f"model '{model.name}' reads texts, not token ids", param)
+        bound = _Bound(model.name, most_tokens(model, settings), truncates, param)
+        if texts:
+            assert model.tokenizer is not None, "checked"
+            rows = []
+            for some in bound.pieces(texts):  # one by one, so that texts of other clients have their turn
+                rows += bound.checked(await self._aside(is_large, model.tokenizer.encode, some, bound.cut))
+        else:
+            rows = bound.checked([Tokens(row[: bound.cut]) for row in ids])
+        batches = await self._aside(is_large, lambda: list(token_batches(model, settings, rows)))
+        return batches, sum(len(row.ids) for row in rows)
 
     async def _aside(self, is_large: bool, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it, in a thread if it would hold the loop for too long."""
         return await self._work.run(function, *arguments) if is_large else function(*arguments)
 
 
-def _batches_of(
-    model: ServedModel,
-    settings: EmbeddingSettings,
-    texts: Sequence[Text],
-    ids: Sequence[Sequence[int]],
-    truncates: bool,
-    param: str,
-) -> tuple[list[RowBatch], int]:
-    if texts and model.tokenizer is None:
-        if len(model.inputs) != (2 if isinstance(texts[0], tuple) else 1) or not model.takes_texts:
-            raise ApiError(f"model '{model.name}' has no tokenizer: send token ids", param)
-        return list(text_batches(model, settings, texts)), 0
-    if IDS not in model.inputs:
-        raise ApiError(f"model '{model.name}' reads texts, not token ids", param)
-    most = most_tokens(model, settings)
-    if texts:
-        assert model.tokenizer is not None, "checked"
-        rows = model.tokenizer.encode(texts, truncates)
-    else:
-        rows = [Tokens(row[:most] if truncates else row) for row in ids]
-    longest = max(len(row.ids) for row in rows)
-    if longest > most:
-        raise ApiError(
-            f"model '{model.name}' reads at most {most} tokens, a text has {longest}; \"truncate\": true cuts it",
-            param,
+@dataclass(frozen=True)
+class _Bound:
+    """What a model reads of a text: `most` tokens. `param`: the member of the request that has the texts."""
+
+    model: str
+    most: int
+    truncates: bool
+    param: str
+
+    @property
+    def cut(self) -> int | None:
+        """The number of tokens that longer texts are cut to; None: they are refused."""
+        return self.most if self.truncates else None
+
+    def pieces(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+        """Yield some texts at a time, of no more characters than the model can make use of. Raises ApiError."""
+        most_characters = max(LEAST_CHARACTERS, CHARACTERS_OF_TOKEN * self.most)
+        piece: list[Text] = []
+        characters = 0
+        for text in texts:
+            parts: tuple[str, ...] = text if isinstance(text, tuple) else (text,)
+            longest = max(map(len, parts))
+            if longest > most_characters:
+                if not self.truncates:
+                    raise self._too_long(f"{longest} characters")
+                parts = tuple([part[:most_characters] for part in parts])
+            size = sum(map(len, parts))
+            if piece and characters + size > PIECE_CHARACTERS:
+                yield piece
+                piece, characters = [], 0
+            piece.append((parts[0], parts[1]) if len(parts) == 2 else parts[0])
+            characters += size
+        yield piece
+
+    def checked(self, rows: list[Tokens]) -> list[Tokens]:
+        """Return rows that the model reads. Raises ApiError."""
+        if (longest := max(len(row.ids) for row in rows)) > self.most:
+            raise self._too_long(str(longest))
+        return rows
+
+    def _too_long(self, has: str) -> ApiError:
+        return ApiError(
+            f"model '{self.model}' reads at most {self.most} tokens, a text has {has}; \"truncate\": true cuts it",
+            self.param,
             code="context_length_exceeded",
         )
-    return list(token_batches(model, settings, rows)), sum(len(row.ids) for row in rows)
 
 
 def _output_of(response: bytes) -> npt.NDArray[Any]:

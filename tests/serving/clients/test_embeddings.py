@@ -187,6 +187,14 @@ def test_dimensions_are_cut_and_scaled(served: Texts, encoder: TextModel) -> Non
     assert np.abs(found - cut / np.linalg.norm(cut)).max() < EXACT
 
 
+def test_many_texts_become_tokens_in_pieces(served: Texts, encoder: TextModel) -> None:
+    texts = [f"the cat sits {'runs ' * (number % 7)}" for number in range(2048)]
+    found = served.rows("encoder", [*texts[:-1], "a cat " * 15_000], extra_body={"truncate": True})
+    for number in (0, 1, 6, 1000, 2046):
+        assert np.abs(found[number] - encoder.vector(texts[number])).max() < EXACT
+    assert np.abs(found[-1] - served.rows("encoder", "a cat " * 1000, extra_body={"truncate": True})).max() < EXACT
+
+
 def test_pooling_is_that_of_the_files_beside_a_model(served: Texts, first: TextModel) -> None:
     texts = ["a", "dogs run", "cats", "the cat"]
     expected = np.array([first.states(text)[0] for text in texts])
@@ -334,6 +342,8 @@ WRONG: dict[str, tuple[str, Any, int, str | None, str]] = {  # path, body, statu
     "half ids": ("embeddings", {**TEXT, "input": [1.5]}, 400, "input", "input"),
     "too many": ("embeddings", {**TEXT, "input": ["cat"] * 2049}, 400, "input", "2048"),
     "too long": ("embeddings", {**TEXT, "input": "cat " * MAX_TOKENS}, 400, "input", "truncate"),
+    "far too long": ("embeddings", {**TEXT, "input": ["cat", "a " * 2**19]}, 400, "input", "1048576 characters"),
+    "far too long a query": ("rerank", {**PAIR, "query": "a " * 10_000}, 400, "documents", "20000 characters"),
     "format": ("embeddings", {**TEXT, "encoding_format": "hex"}, 400, "encoding_format", "base64"),
     "dimensions": ("embeddings", {**TEXT, "dimensions": SIZE + 1}, 400, "dimensions", str(SIZE)),
     "no dimensions": ("embeddings", {**TEXT, "dimensions": 0}, 400, "dimensions", "from 1"),
