@@ -11,6 +11,7 @@ import numpy as np
 
 from gangway.artifact.datatypes import RAW_ONLY, example_input
 from gangway.artifact.example_requests import example_of
+from gangway.artifact.snippets import SEQUENCE
 from gangway.server.models.embeddings import BASE64, EMBED, FLOAT, MAX_INPUTS, RERANK
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor
@@ -184,7 +185,8 @@ def _paths_of(model: ServedModel) -> Iterator[tuple[str, Json]]:
     yield f"{base}/stats", {"get": _operation(model, "statistics")}
     if not model.is_decoupled:  # which has no single answer
         yield f"{base}/infer", {"post": _inference(model)}
-        if not any(each.datatype in RAW_ONLY for each in (*model.inputs.values(), *model.outputs.values())):
+        has_json = not any(each.datatype in RAW_ONLY for each in (*model.inputs.values(), *model.outputs.values()))
+        if has_json and not model.sequence:  # whose parameters the first protocol has no place for
             yield f"/v1/models/{quote(model.name, safe='')}:predict", {"post": _prediction(model)}
 
 
@@ -227,7 +229,8 @@ def _inference(model: ServedModel) -> Json:
         model_version={"type": "string"},
         outputs=_array({"oneOf": outputs}),
     )
-    return _asked(model, "inference", schema, None if examples is None else {"inputs": examples}, answer)
+    parameters = {"parameters": dict(SEQUENCE)} if model.sequence else {}
+    return _asked(model, "inference", schema, None if examples is None else parameters | {"inputs": examples}, answer)
 
 
 def _prediction(model: ServedModel) -> Json:
