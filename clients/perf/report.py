@@ -38,7 +38,7 @@ def show_workload(console: Console, session: Session) -> None:
         targets = [_ms(targets[index]) for targets in workload.targets_us.values()]
         table.add_row(name, f"{share * 100:.1f}", _ms(workload.isolated_us[name]), *targets)
     console.print(table)
-    console.print(f"capacity, one query at a time: {session.capacity_per_s:.4g} queries/s")
+    console.print(f"sequential rate, one query after the other: {session.capacity_per_s:.4g} queries/s")
 
 
 def show_run(console: Console, run: LoadRun, session: Session) -> None:
@@ -136,7 +136,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _rate(rate_per_s: float, session: Session) -> str:
-    return f"{rate_per_s:.4g} queries/s ({rate_per_s / session.capacity_per_s:.2f} of capacity)"
+    return f"{rate_per_s:.4g} queries/s ({rate_per_s / session.capacity_per_s:.2f} of the sequential rate)"
 
 
 def _ms(us: float | None) -> str:

@@ -80,7 +80,10 @@ class RepositoryModel:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said of a model, and what --fix would write: `config`, if it must change."""
+    """What is said of a model, and what --fix would write: `config`, if it must change.
+
+    `impossible`: what the server says of a latency target that no request can meet.
+    """
 
     candidate: RepositoryModel
     verdict: Verdict
@@ -88,6 +91,7 @@ class Report:
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
     config: ModelConfig | None = None
+    impossible: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -202,7 +206,8 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
 
     first = load()
     if written is None:
-        return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, first.reason, "correct the text"),))
+        reason = first.reason.removeprefix(f"{CONFIG_FILENAME}: ")
+        return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, reason, "correct the text"),))
     model = RepairedModel(name) if first.config else _known_of(server, candidate, written)
     found, moved = repair(written, model), (_moved(candidate),) if candidate.loose else ()
     outcome = first
@@ -222,6 +227,7 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
         changes,
         without_effect(found.config, parameter_of(outcome.config, ENGINE_PARAMETER) == Engine.PYTHON.value),
         found.config if found.changes else None,
+        outcome.impossible,
     )
 
 
@@ -278,6 +284,7 @@ def _lines(report: Report) -> Iterator[str]:
     for change in report.changes:
         yield from _wrapped(f"  {change.field}:", change.reason, columns)
         yield from _wrapped("    ->", change.remedy, columns) if change.remedy else ()
+    yield from _wrapped("  impossible:", report.impossible, columns) if report.impossible else ()
     for note in report.notes:
         yield from _wrapped("  without effect:", note, columns)
 
@@ -301,6 +308,7 @@ def _plain(report: Report) -> dict[str, object]:
         "served_by": report.served_by,
         "changes": [dataclasses.asdict(change) for change in report.changes],
         "without_effect": list(report.notes),
+        "impossible": report.impossible,
     }
 
 

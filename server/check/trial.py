@@ -29,22 +29,28 @@ START_LIMIT: Final = f"python,stub-timeout-seconds={START_SECONDS}"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a load: the completed configuration, or why there is none."""
+    """What came of a load: the completed configuration, or why there is none.
+
+    `impossible`: what the server says of a latency target that is out of reach.
+    """
 
     config: ModelConfig | None = None
     reason: str = ""
+    impossible: str = ""
 
 
 class TrialServer:
     """A running server, which serves the folders that are linked or written into `repository`."""
 
-    def __init__(self, repository: Path, client: OwnClient) -> None:
+    def __init__(self, repository: Path, client: OwnClient, log: Path) -> None:
         self.repository = repository
         self._client = client
+        self._log = log
 
     def load(self, name: str, config: ModelConfig | None = None) -> Outcome:
         """Load a model and unload it again; `config` replaces its config.pbtxt."""
         call, request = self._client.call, pb.RepositoryModelLoadRequest(model_name=name)
+        begin = self._log.stat().st_size
         if config is not None:
             request.parameters["config"].string_param = json_format.MessageToJson(config)
         try:
@@ -56,7 +62,13 @@ class TrialServer:
             return Outcome(reason=_reason(error.message or error.code.name, name))
         except OSError as error:
             return Outcome(reason=f"the server for trials has ended: {error}")
-        return Outcome(config=answer.config)
+        return Outcome(config=answer.config, impossible=self._impossible(name, begin))
+
+    def _impossible(self, name: str, begin: int) -> str:
+        """Return what the log says from this byte on of a target that is out of reach; empty: nothing."""
+        text = self._log.read_bytes()[begin:].decode(errors="replace")
+        found = re.search(rf" {re.escape(name)}: its (latency target of .* ms is out of reach: .*)", text)
+        return found[1] if found else ""
 
 
 def _reason(details: str, name: str) -> str:
@@ -87,7 +99,7 @@ def trial_server(cache_dir: str, backend_settings: Sequence[str] = ()) -> Iterat
             try:
                 with socket.socket(socket.AF_UNIX) as connection:
                     _connect(connection, address, process, log)
-                    yield TrialServer(repository, OwnClient(connection))
+                    yield TrialServer(repository, OwnClient(connection), log)
             finally:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):

@@ -417,11 +417,12 @@ def warn_of_target(ready: ModelReady, qos: QosConfig, isolated: IsolatedLatency 
     elif least_us is not None and least_us < latency_us:
         _log.warning(
             "%s: its latency target of %.3f ms is out of reach: a request takes %.3f ms alone, %.3f ms of which any"
-            " model would take; set a larger target",
+            " model would take; set a larger target: 3x would be %.3f ms",
             ready.name,
             least_us / 1e3,
             latency_us / 1e3,
             alone_us(0.0) / 1e3,
+            target_us(3, latency_us, isolated.busy_cost_us if isolated else 0.0) / 1e3,
         )
 
 

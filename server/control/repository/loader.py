@@ -395,7 +395,7 @@ class ModelLoader:
                 why = "nothing is compiled with optional inputs or strings"
                 log_without_effect(entry.name, [f"parameter {BUCKETS_PARAMETER} ({why})"])
             if tried.isolated is not None:
-                self._profiles.add(spec.model_id, manifest)
+                self._profiles.add(spec.model_id, entry.name, manifest)
         return LoadedModel(
             entry, ready, tried.isolated, manifest.engine, shaped, profiled.bf16_id, made.pending_compilation
         )

@@ -57,8 +57,12 @@ def is_quiet(before: Sequence[float] | None, now: Sequence[float] | None, second
 
 @dataclass
 class _Pending:
-    """A model to be measured, at `due_s` of the loop's clock or later, and how often it has been so far."""
+    """A model to be measured, at `due_s` of the loop's clock or later, and how often it has been so far.
 
+    `name`: of the model that is loaded; that of the manifest is whose bytes were compiled first.
+    """
+
+    name: str
     manifest: Manifest
     due_s: float
     measurements: int = 0
@@ -78,11 +82,11 @@ class BackgroundProfiler:
     _wanted: dict[int, _Pending] = field(default_factory=dict, init=False)  # by model number, in order of their loading
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    def add(self, model_id: int, manifest: Manifest) -> None:
+    def add(self, model_id: int, name: str, manifest: Manifest) -> None:
         """A model has been loaded: use its profile, or make one later."""
-        profile = self._use(model_id, manifest)
+        profile = self._use(model_id, name, manifest)
         if self.options.profile_seconds and pause_seconds(profile, 0) is not None:
-            self._wanted[model_id] = _Pending(manifest, asyncio.get_running_loop().time())
+            self._wanted[model_id] = _Pending(name, manifest, asyncio.get_running_loop().time())
             self._news.set()
 
     def compute_us(self, manifest: Manifest) -> float | None:
@@ -120,21 +124,17 @@ class BackgroundProfiler:
             return True
         if self._wanted.get(model_id) is not wanted:
             return True  # it has been unloaded meanwhile
-        failure = await self._run_once(manifest)
+        failure = await self._run_once(wanted)
         if failure is None:
             return False
         if self._wanted.get(model_id) is not wanted:
             return True
         if failure:
-            _log.warning(
-                "%s: its layers cannot be measured now, which is tried again later: %s", manifest.model_name, failure
-            )
+            _log.warning("%s: its layers cannot be measured now, which is tried again later: %s", wanted.name, failure)
         else:
-            _log.info(
-                "%s: its layers have been measured, the scheduler uses the profile from now on", manifest.model_name
-            )
+            _log.info("%s: its layers have been measured, the scheduler uses the profile from now on", wanted.name)
         wanted.measurements += 1
-        profile = self._use(model_id, manifest)
+        profile = self._use(model_id, wanted.name, manifest)
         if profile is not None:
             self.tell(model_id, _alone_us(profile))
         pause = pause_seconds(profile, wanted.measurements)
@@ -144,14 +144,14 @@ class BackgroundProfiler:
             wanted.due_s = loop.time() + pause
         return True
 
-    async def _run_once(self, manifest: Manifest) -> str | None:
+    async def _run_once(self, wanted: _Pending) -> str | None:
         """Run a measurement to its end; return what went wrong, "" if nothing, None if a request disturbed it."""
         try:
-            child = self._start(manifest)
+            child = self._start(wanted.manifest)
         except OSError as error:
             return str(error)
-        job = self.jobs.begin("profile", manifest.model_name)
-        title = f"measuring {manifest.model_name}"
+        job = self.jobs.begin("profile", wanted.name)
+        title = f"measuring {wanted.name}"
         share = asyncio.get_running_loop().create_task(keep_share(WaitLog(title), child.pid, len(self.options.cores)))
         try:
             disturbed = await self._watch(child)
@@ -164,10 +164,10 @@ class BackgroundProfiler:
             return None
         return f"the measurement {child.exit_text()}" if child.returncode else ""
 
-    def _use(self, model_id: int, manifest: Manifest) -> Profile | None:
+    def _use(self, model_id: int, name: str, manifest: Manifest) -> Profile | None:
         """Have a model's profile used if there is one; return it."""
         path = self._path(manifest)
-        profile = _kept(manifest.model_name, path)
+        profile = _kept(name, path)
         if profile is not None:
             self.scheduler.use_profile(model_id, path)
         return profile

@@ -113,6 +113,18 @@ def test_fields_without_effect_are_named(checked: Checked) -> None:
     assert set(told) == {"for_gpus", "openvino"}
 
 
+def test_a_target_that_no_request_can_meet_is_named_with_one_that_is_possible(checked: Checked) -> None:
+    told = {name: report["impossible"] for name, report in checked.reports.items() if report["impossible"]}
+    assert set(told) == {"impossible"}
+    assert told["impossible"].startswith("latency target of 0.010 ms is out of reach: a request takes 0.1")
+    assert told["impossible"].endswith("set a larger target: 3x would be 3.100 ms")
+
+
+def test_the_file_is_named_once_where_its_text_is_wrong(checked: Checked) -> None:
+    (change,) = checked.reports["no_text"]["changes"]
+    assert change["field"] == "config.pbtxt" and "config.pbtxt" not in change["reason"]
+
+
 def test_a_second_check_finds_nothing_to_change(checked: Checked, tmp_path: Path) -> None:
     kept = [name for name, (verdict, _) in KINDS.items() if verdict == CHANGES]
     for name in kept:

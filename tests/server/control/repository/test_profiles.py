@@ -23,7 +23,7 @@ from tests.helpers.profiles import PROFILE
 
 WHOLE = replace(PROFILE, agreeing=1)
 DOUBTFUL = replace(WHOLE, cores_whole=0.5)
-MANIFEST: Any = SimpleNamespace(engine=Engine.NATIVE, model_name="model")
+MANIFEST: Any = SimpleNamespace(engine=Engine.NATIVE, model_name="compiled_first")
 
 
 @pytest.mark.parametrize("profile", [None, DOUBTFUL], ids=["none", "doubtful"])
@@ -73,7 +73,7 @@ class Scripted(BackgroundProfiler):
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Load the model and measure until the condition holds."""
-        self.add(7, MANIFEST)
+        self.add(7, "loaded", MANIFEST)
         running = asyncio.create_task(self.run())
         async with asyncio.timeout(60):
             while not condition():
@@ -109,7 +109,9 @@ def test_a_doubtful_profile_is_used_until_there_is_a_better_one(scripted: Script
     assert shares(profiler) == [0.5, 0.5, 0.95]
     assert profiler.outcomes == [WHOLE], "a whole one is not measured again"
     jobs = [[(job.kind, job.model) for job in jobs] for jobs in profiler.told]
-    assert jobs == [[("profile", "model")], []] * 3, "each measurement is told, and its end"
+    assert jobs == [[("profile", "loaded")], []] * 3, (
+        "each measurement is told, by the name of what is loaded, and its end"
+    )
     again = scripted([])
     run(again)
     assert shares(again) == [0.95]

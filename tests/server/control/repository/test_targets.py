@@ -56,10 +56,10 @@ def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixtu
         warn_of_target(ready(LEVELS), QosConfig(), ALONE)
         warn_of_target(ready(""), QosConfig(multiple=3), None)  # its first answer will show its time
     late = "is out of reach: a request takes"
-    least = "0.100 ms of which any model would take; set a larger target"
+    least = "0.100 ms of which any model would take; set a larger target: 3x would be"
     assert caplog.messages == [
-        f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least}",
-        f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least}",
-        f"m: its latency target of 0.060 ms {late} 0.100 ms alone, {least}",
-        f"m: its latency target of 0.090 ms {late} 1.000 ms alone, {least}",
+        f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least} 3.000 ms",
+        f"m: its latency target of 0.500 ms {late} 1.000 ms alone, {least} 3.000 ms",
+        f"m: its latency target of 0.060 ms {late} 0.100 ms alone, {least} 0.300 ms",
+        f"m: its latency target of 0.090 ms {late} 1.000 ms alone, {least} 3.000 ms",
     ]
