@@ -26,6 +26,8 @@ from gangway.server.control.repository.loaded import LoadedModel, require_loaded
 from gangway.server.control.repository.loader import ModelLoader
 from gangway.server.control.repository.remote import sync
 from gangway.server.control.repository.repository import (
+    NO_FOLDER,
+    NOT_FOUND,
     BrokenModel,
     Entry,
     ModelVersion,
@@ -57,9 +59,6 @@ LONGEST_QUARANTINE_SECONDS: Final = 3600.0
 FIRST_COMPILE_PAUSE_SECONDS: Final = 30.0
 
 MAX_REASON_CHARACTERS = 2000
-
-NOT_FOUND = "failed to load '{}', failed to poll from model repository"
-NO_FOLDER = f"{NOT_FOUND}: no repository has a folder of this name"
 
 
 class ModelStartError(Exception):

@@ -164,6 +164,8 @@ def _stamp(folder: Path, path: Path) -> tuple[str, int, int, int]:
 
 
 CONFIG_PARAMETER = "config"
+NOT_FOUND = "failed to load '{}', failed to poll from model repository"
+NO_FOLDER = f"{NOT_FOUND}: no repository has a folder of this name"
 WAIT_PARAMETER = "gangway_wait"  # false: the answer comes before the model is loaded
 FILE_PREFIX = "file:"
 MAX_FILES = 1024
@@ -319,8 +321,7 @@ def _write_file(name: str, folder: Path, key: str, parameter: pb.ModelRepository
 
 
 def _not_polled(name: str, reason: str, code: StatusCode = StatusCode.INVALID_ARGUMENT) -> NoReturn:
-    message = f"failed to load '{name}', failed to poll from model repository: {reason}"
-    raise RequestError(code, message)
+    raise RequestError(code, f"{NOT_FOUND.format(name)}: {reason}")
 
 
 CONFIG_FILENAME = "config.pbtxt"

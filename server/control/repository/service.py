@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangway.protos import StatusCode
-from gangway.server.control.repository.repository import Override, OverrideStore, find_models
+from gangway.server.control.repository.repository import (
+    NO_FOLDER,
+    NOT_FOUND,
+    Override,
+    OverrideStore,
+    find_models,
+)
 from gangway.server.control.supervisor.announcements import Announcements
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.messages import (
@@ -106,6 +112,15 @@ class RepositoryService:
             message = "internal error, see the server's log"
             return RepositoryAnswer(call.number, StatusCode.INTERNAL.name, message)
 
+    async def _require(self, name: str) -> None:
+        """Raise RequestError for a name that no repository has."""
+        try:
+            found = await asyncio.to_thread(find_models, self.options.folders, self.options.files)
+        except OSError as error:
+            unavailable(f"{NOT_FOUND.format(name)}: {error}")
+        if name not in found:
+            raise RequestError(StatusCode.INTERNAL, NO_FOLDER.format(name))
+
     async def _do(self, call: RepositoryCall) -> None:
         if call.kind == "index":
             await refresh_index(self.options, self.clients)
@@ -122,4 +137,6 @@ class RepositoryService:
         if waits:
             await self.load(call.name, override)
         else:
+            if (override is None or override.folder is None) and not self.options.remotes:
+                await self._require(call.name)  # which no index would tell
             self._begin(self._answer_after(call, self.load(call.name, override))).add_done_callback(_log_failure)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -327,6 +328,10 @@ def test_a_load_that_nobody_waits_for(served: Controlled, protocol: str) -> None
     served.wait_until(
         lambda: f"a load that no client waits for: load failed for model '{name}'" in served.server.log.read_text()
     )
+    with pytest.raises((grpc.RpcError, urllib.error.HTTPError)) as refusal:  # which no index would tell
+        load("nobody")
+    told = refusal.value.read().decode() if isinstance(refusal.value, urllib.error.HTTPError) else str(refusal.value)
+    assert "no repository has a folder of this name" in told
 
 
 def test_warm_up_comes_before_ready(served: Controlled) -> None:
