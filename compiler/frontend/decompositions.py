@@ -20,6 +20,7 @@ from gangway.compiler.kernels.specs import Array
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
 _SELECTS = 9  # the first operator set with Where
+_EQUAL_FLOATS = 11  # the first operator set whose Equal takes floats
 _ONE_AXIS = 13  # before this operator set, an axis meant all from there on
 _MOST_SUMMED = 1 << 16  # of all sums together: tens of microseconds
 
@@ -94,6 +95,12 @@ class Body:
         if self.graph.opset >= _SLICED_BY_INPUT:
             return self.op("Slice", x, *(self.integers([n]) for n in (begin, end, axis)), output=output)
         return self.op("Slice", x, starts=[begin], ends=[end], axes=[axis], output=output)
+
+    def equal(self, x: str, y: str, dtype: str) -> str:
+        """Whether numbers of this type are equal; floats of old operator sets finite."""
+        if dtype not in FLOATS or self.graph.opset >= _EQUAL_FLOATS:
+            return self.op("Equal", x, y)
+        return self.op("Not", self.op("Cast", self.op("Sub", x, y), to=TensorProto.BOOL))
 
     def pad(self, x: str, pads: Sequence[int]) -> str:
         """Zeros around a tensor."""
@@ -393,7 +400,7 @@ def lp_normalization(body: Body) -> None:
     norm = body.reduce(f"ReduceL{power}", body.node.inputs[0], [axis])
     zero = body.constant(np.zeros(1, kind.dtype))
     quotient = body.op("Div", body.node.inputs[0], norm)
-    body.op("Where", body.op("Equal", norm, zero), zero, quotient, output=body.node.outputs[0])
+    body.op("Where", body.equal(norm, zero, kind.dtype), zero, quotient, output=body.node.outputs[0])
 
 
 @defines("ReduceLogSumExp")

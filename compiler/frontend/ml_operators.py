@@ -114,7 +114,7 @@ def normalizer(body: Body) -> None:
     operators = {b"MAX": "ReduceMax", b"L1": "ReduceL1", b"L2": "ReduceL2"}
     norm = body.reduce(operators[body.attribute("norm", b"MAX")], x, [axis])
     zero, one = (body.constant(value, "float32") for value in (0, 1))
-    divisor = body.op("Where", body.op("Equal", norm, zero), one, norm)
+    divisor = body.op("Where", body.equal(norm, zero, "float32"), one, norm)
     body.op("Div", x, divisor, output=body.node.outputs[0])
 
 
@@ -134,7 +134,7 @@ def imputer(body: Body) -> None:
     integers = np.dtype(dtype).kind == "i"
     values = body.attribute("imputed_value_int64s" if integers else "imputed_value_floats", ())
     replaced = body.attribute("replaced_value_int64" if integers else "replaced_value_float", 0)
-    is_replaced = body.op("IsNaN", x) if np.isnan(replaced) else body.op("Equal", x, body.constant(replaced, dtype))
+    is_replaced = body.op("IsNaN", x) if np.isnan(replaced) else body.equal(x, body.constant(replaced, dtype), dtype)
     body.op("Where", is_replaced, body.constant(values, dtype), x, output=body.node.outputs[0])
 
 
@@ -183,7 +183,7 @@ def label_encoder(body: Body) -> None:
         raise body.node.unsupported(f"it has {keys.size} keys, a kernel compares at most {_MOST_KEYS}")
     kind = body.type(0)
     wide = body.reshape(body.node.inputs[0], [*(0 for _ in kind.shape), 1])
-    found = body.op("Equal", wide, body.constant(keys, kind.dtype))
+    found = body.equal(wide, body.constant(keys, kind.dtype), kind.dtype)
     if np.isnan(keys).any():
         found = body.op("Or", found, body.op("And", body.op("IsNaN", wide), body.constant(np.isnan(keys))))
     axis = len(kind.shape)

@@ -263,7 +263,8 @@ def test_products_of_integers(same: Check) -> None:
     same(dynamic, {"x": floats(3, 32)}, constants, batched=False)
 
 
-def test_features_and_linear_models(same: Check) -> None:
+@pytest.mark.parametrize("opset", [9, 17])  # scikit-learn's exporter writes the oldest in which its operators are
+def test_features_and_linear_models(same: Check, opset: int) -> None:
     nan = float("nan")
     constants = {"columns": np.array([3, 0, 2], np.int64)}
     nodes = [
@@ -272,6 +273,7 @@ def test_features_and_linear_models(same: Check) -> None:
         *(learned("Normalizer", ["x"], [f"norm{norm}"], norm=norm) for norm in ("MAX", "L1", "L2")),
         learned("Binarizer", ["x"], ["binary"], threshold=0.2),
         learned("Imputer", ["x"], ["imputed"], imputed_value_floats=[1.0, 2.0, 3.0, 4.0], replaced_value_float=nan),
+        learned("Imputer", ["x"], ["imputed_ones"], imputed_value_floats=[0.0], replaced_value_float=1.0),
         learned("Imputer", ["k"], ["imputed_integers"], imputed_value_int64s=[7], replaced_value_int64=2),
         learned("FeatureVectorizer", ["x", "x"], ["vector"], inputdimensions=[4, 4]),
         learned("ArrayFeatureExtractor", ["x", "columns"], ["some"]),
@@ -305,7 +307,17 @@ def test_features_and_linear_models(same: Check) -> None:
         ),
         learned("SVMRegressor", ["x"], ["svm"], coefficients=[0.5, -1.0, 2.0, 1.0], rho=[0.1], kernel_params=[0.0] * 3),
     ]
-    same(nodes, {"x": floats(1, 4) + 2, "k": np.array([[2, 1, 0]], np.int64)}, constants)
+    same(nodes, {"x": floats(1, 4) + 2, "k": np.array([[2, 1, 0]], np.int64)}, constants, opset=opset)
+
+
+def test_numbers_that_are_equal_in_old_operator_sets(same: Check) -> None:
+    nodes = [
+        learned("LabelEncoder", ["x"], ["encoded"], keys_floats=[0.5, -1.25], values_floats=[7.0, 8.0]),
+        learned("Imputer", ["x"], ["imputed"], imputed_value_floats=[3.0], replaced_value_float=0.5),
+        *(learned("Normalizer", [x], [f"norm_{x}"], norm="L1") for x in ("x", "zeros")),
+    ]
+    x = np.array([[0.5, 0.0, -1.25, 4.0]], np.float32)
+    same(nodes, {"x": x, "zeros": np.zeros_like(x)}, {}, opset=9)
 
 
 def of_labels(kind: str, count: int) -> dict[str, list[int] | list[str]]:
