@@ -22,6 +22,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "pooling": (SENTENCE, MEAN, CLS, LAST, MAX),
     "normalize": ("true", "false"),
     "activation": (SIGMOID, "none"),
+    "matryoshka": ("true", "false"),
 }
 NAMES: Final = (*CHOICES, "max_tokens", "output")
 MOST_TOKENS: Final = 1 << 20
@@ -39,6 +40,7 @@ class EmbeddingSettings:
 
     `pooling`: how the vectors of tokens become one, "none" where the output has one for a text. `normalize`: to length
     1. `activation`: of a score. `max_tokens`: with those that a tokenizer adds. `output`: the name of the output.
+    `matryoshka`: whether the first values of a vector are one of their own (Kusupati et al., 2022).
     """
 
     task: str
@@ -47,6 +49,7 @@ class EmbeddingSettings:
     normalize: bool = False
     activation: str = SIGMOID
     max_tokens: int = 512
+    matryoshka: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig) -> "EmbeddingSettings | None":
@@ -61,13 +64,14 @@ class EmbeddingSettings:
             given["normalize"] == "true",
             given["activation"],
             int(given["max_tokens"]),
+            given["matryoshka"] == "true",
         )
 
     @property
     def text(self) -> str:
         """The parameter's value."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return "; ".join(f"{name}={str(value).lower() if name == 'normalize' else value}" for name, value in values)
+        return "; ".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values)
 
 
 def given_settings(config: ModelConfig) -> dict[str, str] | None:

@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gangway.protos import StatusCode
@@ -29,6 +30,13 @@ class Tokens(NamedTuple):
     types: Sequence[int] = ()
 
 
+class Vocabulary(NamedTuple):
+    """What ids of a tokenizer have in common. `size`: they are less. `begin`: with which each text begins, if any."""
+
+    size: int
+    begin: int | None
+
+
 class TextTokenizer:
     """A tokenizer that is read from its file when it is first needed. For any thread; it takes long.
 
@@ -39,6 +47,7 @@ class TextTokenizer:
         self._path = path
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -60,6 +69,12 @@ class TextTokenizer:
                 ids, types = [ids[at] for at in kept], [types[at] for at in kept] if types else ()
             rows.append(Tokens(ids, types))
         return rows
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Return what its ids have in common; None if the file cannot be read."""
+        with suppress(RequestError):
+            self._loaded()
+        return self._vocabulary
 
     def prepare(self) -> None:
         """Read the file before the first text comes; what is wrong with it is logged, and each text is refused."""
@@ -83,5 +98,8 @@ class TextTokenizer:
                     internal(f"the tokenizer cannot be read: {error}")
                 tokenizer.no_padding()
                 tokenizer.no_truncation()
+                word = tokenizer.encode("a")
+                begin = word.ids[0] if word.special_tokens_mask[:1] == [1] else None
+                self._vocabulary = Vocabulary(tokenizer.get_vocab_size(), begin)
                 self._tokenizer = tokenizer
             return self._tokenizer

@@ -45,9 +45,9 @@ class TextModel:
             output, end = f"(float[B,T,{SIZE}] last_hidden_state)", "last_hidden_state = Identity(states)"
             del weights["head"]
         self._path = save(repository, name, f"({INPUTS}) => {output} {{ {ENCODER} {end} }}", config, **weights)
-        folder = repository / name
-        tokenizer().save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": MAX_TOKENS}))
+        self.folder = repository / name
+        tokenizer().save(str(self.folder / "tokenizer.json"))
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": MAX_TOKENS}))
 
     def with_pooling(self, mode: str) -> None:
         """Write what sentence-transformers would beside it."""

@@ -129,6 +129,7 @@ def _settings(config: ModelConfig, given: dict[str, str], files: "_Files") -> Em
         given["normalize"] == "true" if "normalize" in given else normalizes,
         given.get("activation", SIGMOID),
         int(given["max_tokens"]) if "max_tokens" in given else files.max_tokens(),
+        given["matryoshka"] == "true" if "matryoshka" in given else task == EMBED and files.is_matryoshka(),
     )
 
 
@@ -222,6 +223,11 @@ class _Files:
         )
         known = (each for each in numbers if isinstance(each, int) and 0 < each < UNBOUNDED_TOKENS)
         return next(known, DEFAULT_TOKENS)
+
+    def is_matryoshka(self) -> bool:
+        """Return whether the model is trained for vectors of fewer values, as its configuration may say."""
+        content = self._object("config.json")
+        return content.get("is_matryoshka") is True or bool(content.get("matryoshka_dimensions"))
 
     def _object(self, name: str) -> dict[str, Any]:
         found = self._json(name)

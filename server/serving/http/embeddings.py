@@ -212,6 +212,7 @@ class TextApi:
         request: EmbeddingRequest = await self._aside(len(call.body) > QUICK_BODY_BYTES, read_embeddings, call.body)
         call.drop()
         model, settings = self._model(call, request.model, EMBED)
+        _check_dimensions(request.dimensions, model.outputs[settings.output].shape[-1], settings)
         batches, tokens = await self._batches(model, settings, request.texts, request.ids, request.truncates, "input")
         responses = await Parts(self._begin, call, call.arrival_ns).responses([batch.request for batch in batches])
         is_large = sum(map(len, responses)) // 4 > QUICK_NUMBERS
@@ -263,7 +264,7 @@ class TextApi:
         """Return the requests to the model, and how many tokens they have; 0 if the model makes them itself."""
         characters = sum(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
         is_large = characters > QUICK_CHARACTERS or sum(map(len, ids)) > QUICK_CHARACTERS
-        is_large = is_large or (bool(texts) and model.tokenizer is not None and not model.tokenizer.is_loaded)
+        is_large = is_large or (model.tokenizer is not None and not model.tokenizer.is_loaded)
         if texts and model.tokenizer is None:
             if len(model.inputs) != (2 if isinstance(texts[0], tuple) else 1) or not model.takes_texts:
                 raise ApiError(f"model '{model.name}' has no tokenizer: send token ids", param)
@@ -277,6 +278,7 @@ class TextApi:
             for some in bound.pieces(texts):  # one by one, so that texts of other clients have their turn
                 rows += bound.checked(await self._aside(is_large, model.tokenizer.encode, some, bound.cut))
         else:
+            await self._aside(is_large, _refuse_foreign, model, ids, param)
             rows = bound.checked([Tokens(row[: bound.cut]) for row in ids])
         batches = await self._aside(is_large, lambda: list(token_batches(model, settings, rows)))
         return batches, sum(len(row.ids) for row in rows)
@@ -334,6 +336,29 @@ class _Bound:
         )
 
 
+def _refuse_foreign(model: ServedModel, ids: Sequence[Sequence[int]], param: str) -> None:
+    """Raise ApiError for ids of another tokenizer, which would give vectors of no meaning.
+
+    Clients send such ones by default, as LangChain's for OpenAI does. Ids that are right begin as each text does.
+    """
+    vocabulary = model.tokenizer.vocabulary() if model.tokenizer is not None else None
+    if vocabulary is None:
+        return
+    largest = max(map(max, ids))
+    if largest >= vocabulary.size:
+        why = f"{largest} is beyond its vocabulary of {vocabulary.size}"
+    elif vocabulary.begin is not None and any(row[0] != vocabulary.begin for row in ids):
+        why = f"its own begin with {vocabulary.begin}"
+    else:
+        return
+    raise ApiError(
+        f"token ids are not of the tokenizer of model '{model.name}': {why}. Send texts; LangChain's OpenAIEmbeddings"
+        " does so with check_embedding_ctx_length=False",
+        param,
+        code="foreign_tokens",
+    )
+
+
 def _output_of(response: bytes) -> npt.NDArray[Any]:
     """Return the only output of a response, with its rows in front."""
     header, _, raws = split_response(response)
@@ -372,10 +397,7 @@ def _embeddings_reply(
     tokens: int,
 ) -> Reply:
     vectors = _vectors(settings, batches, responses)
-    if request.dimensions is not None and request.dimensions > vectors.shape[1]:
-        raise ApiError(
-            f"'dimensions' is {request.dimensions}, the model's embeddings have {vectors.shape[1]}", "dimensions"
-        )
+    _check_dimensions(request.dimensions, vectors.shape[1], settings)
     rows = np.ascontiguousarray(finished(vectors, settings, request.dimensions))
     write: Callable[[Any], bytes] = _base64 if request.is_base64 else dump_numbers
     items = [
@@ -384,6 +406,16 @@ def _embeddings_reply(
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     end = dump({"model": request.model, "usage": usage})
     return Reply(200, (b'{"object":"list","data":[' + b",".join(items) + b"]," + end[1:],))
+
+
+def _check_dimensions(wanted: int | None, size: int, settings: EmbeddingSettings) -> None:
+    """Raise ApiError unless embeddings of so many values may have the wanted ones. `size` -1: nobody knows yet."""
+    if wanted is None or size < 0 or wanted == size or (wanted < size and settings.matryoshka):
+        return
+    fewer = "; fewer are for models that are trained for it, of which gangway_embeddings says matryoshka=true"
+    raise ApiError(
+        f"'dimensions' is {wanted}, the model's embeddings have {size}{fewer * (wanted < size)}", "dimensions"
+    )
 
 
 def _base64(row: Floats) -> bytes:

@@ -85,6 +85,7 @@ _OPERATIONS: Final = {
 
 
 OPENAI_PATHS: Final = (b"/v1/embeddings", b"/v1/rerank")  # where errors have OpenAI's shape
+OPENAI_PATHS_WITHOUT_BASE: Final = frozenset({b"/embeddings", b"/rerank"})
 _PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/", *OPENAI_PATHS)
 PREDICT: Final = ":predict"  # behind the last segment of a path of KServe's first protocol
 _BEFORE_VERSIONED: Final = (("", "v2"), ("", "v2", "gangway"))  # `models`, behind which a version may follow a name

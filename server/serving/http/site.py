@@ -60,6 +60,7 @@ from gangway.server.serving.http.routes import (
     HEALTH,
     INFERENCES,
     OPENAI_PATHS,
+    OPENAI_PATHS_WITHOUT_BASE,
     OPERATIONS,
     PAGES,
     TEXTS,
@@ -200,7 +201,8 @@ class HttpSite(Site):
         """Return what the path means. Raises HttpError: 404, 405."""
         route = route_of(call.path)
         if route is None or (route.operation in WATCHING and self._watchers is None):
-            raise HttpError(404, "Not Found")
+            is_openai = call.path in OPENAI_PATHS_WITHOUT_BASE
+            raise HttpError(404, "Not Found: the base URL of OpenAI's API ends with /v1" if is_openai else "Not Found")
         verbs = verbs_of(route)
         if call.method not in verbs:
             allow = ", ".join(verbs)
@@ -430,7 +432,7 @@ def _written(response: bytes, write: Callable[[bytes], Reply], encoding: str) ->
 
 def _told(call: HttpCall, error: RequestError | HttpError) -> Reply:
     """Return the answer to a request that is refused or has failed, in the shape that its path has."""
-    if call.path.startswith(OPENAI_PATHS):
+    if call.path.startswith(OPENAI_PATHS) or call.path in OPENAI_PATHS_WITHOUT_BASE:
         return refusal_of(error)
     return refusal(error) if isinstance(error, RequestError) else error.reply
 

@@ -81,7 +81,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(repository: Path) -> TextModel:
-    return TextModel(repository, "encoder", scores=False)
+    model = TextModel(repository, "encoder", scores=False)
+    (model.folder / "config.json").write_text(json.dumps({"matryoshka_dimensions": [8, 4]}))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,7 @@ def test_texts_become_vectors_in_both_formats(served: Texts, encoder: TextModel)
 
 
 def test_token_ids_are_what_the_model_gets(served: Texts, encoder: TextModel) -> None:
-    rows = [[2, 40, 3], [2, 7, 8, 9, 10, 3]]
+    rows = [[2, 40, 3], [2, 7, 8, 9, 10, 3]]  # which begin as each text does
     expected = np.array([encoder.vector(row) for row in rows])
     assert np.abs(served.rows("encoder", rows) - expected).max() < EXACT
     assert np.abs(served.rows("encoder", rows[1]) - expected[1]).max() < EXACT
@@ -181,10 +183,37 @@ def test_token_ids_are_what_the_model_gets(served: Texts, encoder: TextModel) ->
     assert np.abs(served.rows("encoder", many)[-2:] - expected).max() < EXACT
 
 
-def test_dimensions_are_cut_and_scaled(served: Texts, encoder: TextModel) -> None:
+def test_dimensions_are_cut_and_scaled_of_a_model_that_is_trained_for_it(served: Texts, encoder: TextModel) -> None:
     found = served.rows("encoder", TEXTS[1], dimensions=3)[0]
     cut = encoder.vector(TEXTS[1])[:3]
     assert np.abs(found - cut / np.linalg.norm(cut)).max() < EXACT
+    with pytest.raises(openai.BadRequestError, match=f"embeddings have {SIZE}; fewer are for .*matryoshka=true"):
+        served.rows("first", TEXTS[1], dimensions=3)
+    assert served.rows("first", TEXTS[1:2] * 4, dimensions=SIZE).shape == (4, SIZE)
+
+
+def test_members_that_nobody_reads_do_no_harm(served: Texts, encoder: TextModel) -> None:
+    more = {"user": "somebody", "priority": {"a": [1]}, "encoding_format": None, "dimensions": None}
+    answer = served.post("/v1/embeddings", {**TEXT, **more})
+    assert np.abs(np.array(answer.content["data"][0]["embedding"]) - encoder.vector("cat")).max() < EXACT
+
+
+@pytest.mark.long
+def test_a_key_is_wanted_if_the_server_says_so(tmp_path: Path, encoder: TextModel) -> None:
+    (tmp_path / "encoder").symlink_to(encoder.folder)
+    restriction = "--http-restricted-api=inference:authorization=Bearer secret"
+    with serving(tmp_path, "--max-shapes=0", restriction, kind=Texts) as restricted:
+        with pytest.raises(openai.PermissionDeniedError, match="expecting header 'authorization'"):
+            restricted.rows("encoder", "cat")
+        known = restricted.openai.with_options(api_key="secret")
+        assert len(known.embeddings.create(model="encoder", input="cat").data[0].embedding) == SIZE
+
+
+def test_a_base_without_v1_is_told(served: Texts) -> None:
+    with pytest.raises(openai.NotFoundError, match="ends with /v1"):
+        served.openai.with_options(base_url=f"http://{served.server.http_url}").embeddings.create(
+            model="encoder", input="cat"
+        )
 
 
 def test_many_texts_become_tokens_in_pieces(served: Texts, encoder: TextModel) -> None:
@@ -206,8 +235,8 @@ def test_long_texts_are_cut_if_a_client_wants_it(served: Texts, encoder: TextMod
     text = "cat " * (2 * MAX_TOKENS)
     expected = encoder.vector("cat " * (MAX_TOKENS - 2))
     assert np.abs(served.rows("encoder", text, extra_body={"truncate": True}) - expected).max() < EXACT
-    cut = served.rows("encoder", [5] * (2 * MAX_TOKENS), extra_body={"truncate": True})
-    assert np.abs(cut - encoder.vector([5] * MAX_TOKENS)).max() < EXACT
+    cut = served.rows("encoder", [2, *[5] * (2 * MAX_TOKENS)], extra_body={"truncate": True})
+    assert np.abs(cut - encoder.vector([2, *[5] * (MAX_TOKENS - 1)])).max() < EXACT
 
 
 @pytest.mark.parametrize("name", ["counts", "step"])
@@ -339,6 +368,20 @@ WRONG: dict[str, tuple[str, Any, int, str | None, str]] = {  # path, body, statu
     "comma behind an id": ("embeddings", b'{"model": "encoder", "input": [[%b]]}' % MANY, 400, "input", "JSON"),
     "id as none writes it": ("embeddings", b'{"model": "encoder", "input": [%b01]}' % MANY, 400, "input", "JSON"),
     "NaN as an id": ("embeddings", b'{"model": "encoder", "input": [[%bNaN]]}' % MANY, 400, "input", "JSON"),
+    "ids beyond the vocabulary": (
+        "embeddings",
+        {**TEXT, "input": [[2, 5], [2, 100_000]]},
+        400,
+        "input",
+        "100000 is beyond its vocabulary",
+    ),
+    "ids of another tokenizer": (
+        "embeddings",
+        {**TEXT, "input": [[2, 5], [5, 6]]},
+        400,
+        "input",
+        "check_embedding_ctx_length=False",
+    ),
     "half ids": ("embeddings", {**TEXT, "input": [1.5]}, 400, "input", "input"),
     "too many": ("embeddings", {**TEXT, "input": ["cat"] * 2049}, 400, "input", "2048"),
     "too long": ("embeddings", {**TEXT, "input": "cat " * MAX_TOKENS}, 400, "input", "truncate"),
@@ -365,12 +408,6 @@ def test_what_is_wrong_is_told_as_openai_does(served: Texts, name: str) -> None:
     error = answer.content["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param and words in error["message"]
-
-
-def test_an_unknown_id_fails_alone(served: Texts, encoder: TextModel) -> None:
-    answer = served.post("/v1/embeddings", {"model": "encoder", "input": [100_000]})
-    assert answer.status == 400 and set(answer.content["error"]) == {"message", "type", "param", "code"}
-    assert np.abs(served.rows("encoder", "cat") - encoder.vector("cat")).max() < EXACT
 
 
 def test_a_client_that_goes_is_forgotten(served: Texts) -> None:
