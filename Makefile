@@ -118,7 +118,7 @@ ray-test: $(VENV)/.installed-test
 
 # The newest release of every dependency in an environment of its own, below build/canary. CANARY_FLAGS="--reuse ..."
 canary: $(VENV)/.installed-test $(VENV)/.compiled
-	$(BIN)/python -m benchmarks.canary $(CANARY_FLAGS)
+	$(BIN)/python -m benchmarks.packages.canary $(CANARY_FLAGS)
 
 # Generated pages first: commands, flags, fields, metrics, routes.
 docs: $(VENV)/.installed-docs

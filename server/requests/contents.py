@@ -375,8 +375,8 @@ def _read_all(header: bytes, inputs: Sequence[TypedContents]) -> list[memoryview
     """Return the raw contents of all inputs that have no region. Raises RequestError."""
     try:
         request = pb.ModelInferRequest.FromString(header)
-    except DecodeError as error:
-        invalid(f"the request is not a ModelInferRequest: {error}")
+    except DecodeError:
+        invalid("the request is not a ModelInferRequest")
     return [
         _read(tensor, given, request.model_name)
         for tensor, given in zip(request.inputs, inputs, strict=True)

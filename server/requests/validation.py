@@ -246,8 +246,8 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     """
     try:
         request = pb.ModelInferRequest.FromString(header)
-    except DecodeError as error:
-        invalid(f"the request is not a ModelInferRequest: {error}")
+    except DecodeError:
+        invalid("the request is not a ModelInferRequest")
     model = models.find(request.model_name, request.model_version)
     _check_reserved(request, model)
     timeout_us = _count(request, "timeout", model)

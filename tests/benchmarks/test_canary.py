@@ -2,7 +2,7 @@
 
 from packaging.requirements import Requirement
 
-from benchmarks.canary import CHECKS, changed, failures_of, file_of, minding, requirements, unbounded
+from benchmarks.packages.canary import CHECKS, changed, failures_of, file_of, minding, requirements, unbounded
 from testing.report import ROOT
 
 PYPROJECT = """

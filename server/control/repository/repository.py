@@ -191,8 +191,8 @@ class OverrideStore:
         """
         try:
             request = pb.RepositoryModelLoadRequest.FromString(Path(path).read_bytes() if path else b"")
-        except DecodeError as error:
-            invalid(f"not a RepositoryModelLoadRequest: {error}")
+        except DecodeError:
+            invalid("not a RepositoryModelLoadRequest")
         name, parameters = request.model_name, request.parameters
         for key in parameters:
             if key not in (CONFIG_PARAMETER, WAIT_PARAMETER) and not key.startswith(FILE_PREFIX):

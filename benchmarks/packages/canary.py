@@ -3,19 +3,23 @@
 `make canary` makes an environment in `build/canary`, beside a copy of this checkout. It has the newest releases within
 the names of pyproject.toml and above its lower bounds, but without its upper ones; an exact pin there has a reason, and
 stays. Bounds of other packages do not count: a table says who minds. Tests of operators, of the wire and of real
-clients run there. What fails there runs here, too: it is new only if it passes here. The speed of a server of either
-environment is measured by turns.
+clients run there. What fails there runs again, and here: it is new only if it fails twice and passes here. The speed of
+a server of either environment is measured by turns. Rows are kept as each part ends: `--reuse` goes on from there.
 """
 
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +28,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from benchmarks.front_end.own_cores import ROLES, Stretch, measure
+from benchmarks.packages.kept_rows import KeptRows
 from testing.fetching import FetchError, run
 from testing.live_server import live_server
 from testing.reference import example_of
@@ -32,21 +37,34 @@ from testing.repository import ensure_zoo, onnx_file
 
 FOLDER = ROOT / "build" / "canary"
 TREE = FOLDER / "tree"
-EXTRAS = ("all", "remote", "test")
+ROWS = FOLDER / "rows.json"
+EXTRAS = ("all", "remote", "test", "bench")
 UPPER = ("<", "<=", "~=", "==", "===")
 CHECK_TIMEOUT_S = 1800
+NO_END = "all"  # of tests that have no end, or no result
 CLIENTS, CONNECTIONS = 1, 4  # processes of the load, and connections of each
 MODELS = ("mlp", "mobilenetv2")  # what requests cost, and what kernels cost
 
 CHECKS: Mapping[str, Sequence[str]] = {
     "wire corpus": ("tests/wire", "tests/protos"),
-    "tritonclient": ("tests/serving/clients/test_client_methods.py",),
+    "clients": (
+        "tests/serving/clients/test_client_methods.py",
+        "tests/serving/clients/test_real_clients.py",
+        "tests/serving/clients/test_embeddings.py",
+        "tests/clients",
+    ),
     "operators": (
         "tests/benchmarks/test_conformance.py",
         "tests/compiler/test_newer_stamps.py",
         "tests/compiler/test_fallback.py",
+        "tests/benchmarks/test_differences.py",
     ),
     "files and options": ("tests/artifact", "tests/server/options"),
+    "stores, spans, completion": (
+        "tests/serving/repository/test_remote.py",
+        "tests/server/tracing",
+        "tests/server/test_completion.py",
+    ),
     "layers": ("tests/compiler/comparison/test_agreement.py", "tests/compiler/lower"),
 }
 
@@ -77,18 +95,26 @@ class Environment:
 
         Raises FetchError if they have no end, or no result.
         """
-        results = FOLDER / "results.xml"
+        results = FOLDER / f"{self.name}.xml"
         results.unlink(missing_ok=True)
         command = [str(self.python), "-m", "pytest", "-q", "--tb=line", "-m", "not image and not ray and not long"]
         command += ["-p", "no:cacheprovider", f"--junit-xml={results}", *files]
-        try:
-            done = subprocess.run(
-                command, check=False, cwd=self.tree, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired as error:
-            raise FetchError(f"no end of the tests within {error.timeout:.0f} s") from error
+        log = FOLDER / f"{self.name}.log"
+        with (
+            log.open("w") as output,
+            subprocess.Popen(
+                command, cwd=self.tree, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            ) as tests,
+        ):
+            try:
+                tests.wait(CHECK_TIMEOUT_S)
+            except BaseException as error:
+                os.killpg(tests.pid, signal.SIGKILL)  # with the servers that they have started
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                raise FetchError(f"no end of the tests within {error.timeout:.0f} s") from error
         if not results.exists():
-            raise FetchError(f"no result of the tests: {done.stdout[-500:]}{done.stderr[-500:]}")
+            raise FetchError(f"no result of the tests: {log.read_text()[-500:]}")
         return failures_of(results.read_text())
 
 
@@ -184,17 +210,28 @@ def minding(
                 yield {"package": package, "requires": f"{each.name}{each.specifier}", "installed": versions[name]}
 
 
-def check_rows(pinned: Environment, newest: Environment, names: Sequence[str]) -> Iterator[Row]:
-    """Yield a row for each check, and one for each test that fails with the newest releases."""
-    for name in names:
-        print(f"{name}: {' '.join(CHECKS[name])}", flush=True)
-        failed = newest.test(CHECKS[name])
-        passed = failed.pop("")
-        print(f"  {passed}", *(f"  {test}: {line}" for test, line in failed.items()), sep="\n", flush=True)
-        yield {"check": name, "result": f"{passed}, {len(failed)} failed", "pinned": ""}
-        before = pinned.test(sorted({file_of(test) for test in failed})) if failed else {}
-        for test, line in failed.items():
-            yield {"check": test, "result": line[:200], "pinned": "fails, too" if test in before else "passes"}
+def check_rows(pinned: Environment, newest: Environment, name: str) -> Iterator[Row]:
+    """Yield a row for a check, and one for each test of it that fails with the newest releases."""
+    print(f"{name}: {' '.join(CHECKS[name])}", flush=True)
+    begin = time.monotonic()
+    failed = outcome(newest, CHECKS[name])
+    passed = failed.pop("")
+    print(f"  {passed}", *(f"  {test}: {line}" for test, line in failed.items()), sep="\n", flush=True)
+    summary = f"{passed}, {len(failed)} failed in {time.monotonic() - begin:.0f} s"
+    yield {"check": name, "result": summary, "again": "", "pinned": ""}
+    files = CHECKS[name] if NO_END in failed else sorted({file_of(test) for test in failed})
+    again, before = (outcome(side, files) if failed else {} for side in (newest, pinned))
+    for test, line in failed.items():
+        ends = {side: "fails" if test in found else "passes" for side, found in (("again", again), ("pinned", before))}
+        yield {"check": test, "result": line[:200], **ends}
+
+
+def outcome(environment: Environment, files: Sequence[str]) -> dict[str, str]:
+    """Return what `Environment.test` does; tests without an end are one that failed."""
+    try:
+        return environment.test(files)
+    except FetchError as error:
+        return {"": "none passed", NO_END: str(error)}
 
 
 def file_of(test: str) -> str:
@@ -242,11 +279,13 @@ def main() -> int:
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
     parser.add_argument("--checks", nargs="*", default=list(CHECKS), choices=list(CHECKS), help="which checks")
-    parser.add_argument("--reuse", action="store_true", help="the environment that an earlier run has made")
+    parser.add_argument("--reuse", action="store_true", help="environment and rows that an earlier run has made")
+    parser.add_argument("--anew", nargs="*", default=[], metavar="PART", help="made again: checks, speed")
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="of the zoo, for the speed")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each environment, for the speed; 0: none")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below nohup, which tests would inherit
     report = start_report("The newest release of every dependency")
     wanted = [unbounded(each) for each in requirements((ROOT / "pyproject.toml").read_text(), EXTRAS)]
     pinned = Environment("pinned", Path(sys.executable), ROOT)
@@ -254,15 +293,19 @@ def main() -> int:
         newest = make_newest(wanted, options.reuse)
         report.table("versions", list(changed(pinned.versions(), newest.versions(), wanted)))
         report.table("who wants others", list(minding(newest.versions(), newest.required(), wanted)))
-        checks = list(check_rows(pinned, newest, options.checks))
     except FetchError as error:
         sys.exit(f"canary: {error}")
+    kept = KeptRows(ROWS)
+    checks: list[Row] = []
+    for name in options.checks:
+        checks += kept.of(name, partial(check_rows, pinned, newest, name), name in options.anew)
     report.table("checks", checks)
     if options.rounds:
         sides = (pinned, newest)
-        rows = list(speed_rows(sides, options.repository, options.models, options.rounds, options.seconds))
-        report.table("speed by turns", rows)
-    report.target("fails with the newest releases only", sum(row["pinned"] == "passes" for row in checks), 0)
+        measured = partial(speed_rows, sides, options.repository, options.models, options.rounds, options.seconds)
+        report.table("speed by turns", kept.of("speed", measured, "speed" in options.anew))
+    new = [row for row in checks if (row["again"], row["pinned"]) == ("fails", "passes")]
+    report.target("fails with the newest releases only", len(new), 0)
     return report.finish(options.json)
 
 
