@@ -185,7 +185,10 @@ def ask(connection: ServerConnection, arguments: argparse.Namespace) -> Inferenc
     round_trip_ms, response = [], pb.ModelInferResponse()
     for _ in range(arguments.count):
         begin_ns = time.monotonic_ns()
-        response = connection.infer(request)
+        try:
+            response = connection.infer(request)
+        except RefusedError as error:
+            raise RefusedError(f"{error}{_chosen_texts(inputs, arguments)}") from None
         round_trip_ms.append((time.monotonic_ns() - begin_ns) / 1e6)
     after = server_times(connection.model_statistics(model, version))
     return InferenceResult(outputs_of(response), tuple(round_trip_ms), after.since(before), tuple(classes), sizes)
@@ -271,6 +274,14 @@ def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> 
         normalisation = Normalisation(arguments.mean, arguments.std)
         return image_tensor(inputs, arguments.image, arguments.batch, normalisation)
     return random_tensors(inputs, arguments.batch, arguments.seed)
+
+
+def _chosen_texts(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> str:
+    """Return how a user sends other texts than those that were chosen, which few models know; empty: there are none."""
+    texts = [tensor.name for tensor in inputs if tensor.datatype == "BYTES"]
+    if arguments.input or arguments.image or not texts:
+        return ""
+    return f"; the texts of {', '.join(texts)} were random digits: --input NAME=FILE for each input has others"
 
 
 def _named_file(text: str) -> tuple[str, Path]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gangway.clients.command import main
-from testing.live_server import LiveServer, free_port
+from testing.live_server import LiveServer, free_port, live_server
+from tests.helpers.onnx_text import save
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,20 @@ def test_files_are_sent_as_they_are(gangway_server: LiveServer, tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert "1000, 1001, 1002" in done.stdout  # OUTPUT0, the sum
     assert "-1000, -999, -998" in done.stdout  # OUTPUT1, the difference
+
+
+def test_a_refusal_of_texts_that_nobody_said_names_the_way_to_say_them(client: Client, tmp_path: Path) -> None:
+    hot = 'y = ai.onnx.ml.OneHotEncoder<cats_strings: strings = ["Rome", "Oslo"], zeros: int = 0>(city)'
+    save(tmp_path / "models", "places", f"(string[N,1] city) => (float[N,1,2] y) {{ {hot} }}")
+    np.save(tmp_path / "oslo.npy", np.array([["Oslo"]]))
+    with live_server(tmp_path / "models", [f"--cache-dir={tmp_path / 'cache'}"]) as server:
+        refused = client("places", "--url", server.url)
+        answered = client("places", "--url", server.url, f"--input=city={tmp_path / 'oslo.npy'}")
+    assert refused.returncode == 1
+    assert refused.stderr.endswith(
+        "the texts of city were random digits: --input NAME=FILE for each input has others\n"
+    )
+    assert answered.returncode == 0 and "1" in answered.stdout, answered.stderr
 
 
 def test_batches_are_answered_row_by_row(gangway_server: LiveServer, client: Client) -> None:

@@ -68,7 +68,9 @@ def dense(program: Program, node: Node, weights: Array, bias: Array | None) -> N
     """Add a dense layer with weights [outputs, inputs]: a convolution of one pixel over a sequence."""
     shape = program.type(node.inputs[0]).shape
     outputs, inputs = weights.shape
-    if program.type(node.inputs[0]).dtype != "float32" or inputs != shape[-1]:
+    if (dtype := program.type(node.inputs[0]).dtype) != "float32":
+        raise node.unsupported(f"element type {dtype}")
+    if inputs != shape[-1]:
         raise node.unsupported(f"weights for {inputs} inputs, but '{node.inputs[0]}' has {shape[-1]}")
     full_bias = np.zeros(outputs, np.float32) if bias is None else np.broadcast_to(bias, (1, outputs)).reshape(-1)
     positions = math.prod(shape[:-1])
