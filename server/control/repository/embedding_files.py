@@ -150,6 +150,8 @@ def _check_inputs(config: ModelConfig) -> None:
         rank = len(tensor.dims) + (config.max_batch_size > 0)
         if tensor.data_type not in _INTEGERS or rank != 2:
             raise ConfigError(f"input '{tensor.name}' has {rank} dimensions or another type than INT64 or INT32")
+        if config.max_batch_size == 0 and tensor.dims[0] > 1:
+            raise ConfigError(f"input '{tensor.name}' has exactly {tensor.dims[0]} rows; requests have any number")
 
 
 def _output(config: ModelConfig, given: dict[str, str]) -> _Output:
