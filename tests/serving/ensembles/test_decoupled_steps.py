@@ -348,7 +348,8 @@ def counts(served: Served, *names: str) -> dict[str, tuple[int, int]]:
     [
         ("first", "q", {"first": (1, 0), "split": (1, 0), "tag": (2, 0)}),
         ("script_and_tag", "", {"script_and_tag": (1, 0), "script": (1, 0), "tag": (0, 0)}),
-        ("script_and_tag", "a #", {"script_and_tag": (0, 1), "script": (1, 0), "tag": (1, 1)}),
+        # The error comes after the end of `script`, which would count as failed if the ensemble ended before it.
+        ("script_and_tag", "a $#", {"script_and_tag": (0, 1), "script": (1, 0), "tag": (1, 1)}),
         ("script_and_tag", "a $!e", {"script_and_tag": (0, 1), "script": (0, 1), "tag": (1, 0)}),
         ("nested", "q", {"nested": (1, 0), "first": (1, 0), "split": (1, 0), "tag": (3, 0)}),
     ],
