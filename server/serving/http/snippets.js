@@ -2,21 +2,26 @@
 
 const ARGUMENTS = ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];  // of tritonclient's infer
 const PYTHON_WORDS = {true: "True", false: "False", null: "None", NaN: 'float("nan")', Infinity: 'float("inf")', "-Infinity": 'float("-inf")'};
+const NAMES = {curl: "curl", python: "Python"};
 const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
 const absolute = path => new URL(path, location.href).href;
 // JSON as Python has it, where strings and numbers are the same.
 const pythonOf = json => json.replace(/"(?:[^"\\]|\\.)*"|true|false|null|NaN|-?Infinity/g, word => PYTHON_WORDS[word] ?? word);
 
 function showSnippets() {
-  $("snippets").replaceChildren(...[["curl", curlOf], ["python", programOf]].flatMap(([kind, make]) => {
-    try { return snippetOf(kind, make()); } catch (error) { return [made("p", `No ${kind} snippet: ${error.message}`, "faint")]; }
-  }));
+  const reasons = new Map();  // why there is none, and of what
+  const snippets = [["curl", curlOf], ["python", programOf]].flatMap(([kind, make]) => {
+    try { return snippetOf(kind, make()); } catch (error) { reasons.set(error.message, [...reasons.get(error.message) ?? [], NAMES[kind]]); }
+    return [];
+  });
+  const notes = [...reasons].map(([reason, kinds]) => made("p", `No snippet for ${kinds.join(" and ")}: ${reason}`, "faint"));
+  $("snippets").replaceChildren(...notes, ...snippets);
 }
 
 function snippetOf(kind, text, id = kind) {
   const titled = made("div", "", "titled"), shown = made("pre", text), copy = made("button", "Copy");
   shown.id = id;
-  titled.append(made("h2", kind === "curl" ? "curl" : "Python"), copy);
+  titled.append(made("h2", NAMES[kind]), copy);
   copy.type = "button";
   copy.addEventListener("click", async () => {
     getSelection().selectAllChildren(shown);
