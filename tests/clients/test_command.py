@@ -57,6 +57,7 @@ def test_files_are_sent_as_they_are(gangway_server: LiveServer, tmp_path: Path, 
     assert "-1000, -999, -998" in done.stdout  # OUTPUT1, the difference
 
 
+@pytest.mark.long
 def test_a_refusal_of_texts_that_nobody_said_names_the_way_to_say_them(client: Client, tmp_path: Path) -> None:
     hot = 'y = ai.onnx.ml.OneHotEncoder<cats_strings: strings = ["Rome", "Oslo"], zeros: int = 0>(city)'
     save(tmp_path / "models", "places", f"(string[N,1] city) => (float[N,1,2] y) {{ {hot} }}")

@@ -73,9 +73,9 @@ class ModelCapacity:
         arena_bytes = min(share_bytes, memory_limit_bytes() / 16)
         return min(_computable_rows(manifest, arena_bytes) for manifest in manifests if manifest is not None)
 
-    def rows_of(self, manifest: Manifest, in_bf16: Manifest | None) -> int:
+    def rows_of(self, name: str, manifest: Manifest, in_bf16: Manifest | None) -> int:
         """Return how many rows a model takes at a time. Raises ModelLoadError if memory cannot hold it and one row."""
-        self.require_memory(manifest)
+        self.require_memory(name, manifest)
         return self.computable_rows(manifest, in_bf16)
 
     def map_weights(self, model_id: int, manifest: Manifest) -> None:
@@ -97,7 +97,7 @@ class ModelCapacity:
             threads = max((layer.max_ranks for layer in manifest.islands), default=1)
         return manifest.weights_bytes + self._sessions(threads) * manifest.session_bytes
 
-    def require_memory(self, manifest: Manifest) -> None:
+    def require_memory(self, name: str, manifest: Manifest) -> None:
         """Raise ModelLoadError if memory cannot hold the model and one row of a request.
 
         The log names a model that is above the limit of all models.
@@ -121,7 +121,7 @@ class ModelCapacity:
             _log.warning(
                 "%s needs %.1f MiB for weights, more than the %.1f MiB of --models-memory-mib: while it is loaded,"
                 " others are idle that have no requests",
-                manifest.model_name,
+                name,
                 weights_bytes / (1 << 20),
                 self._models_bytes / (1 << 20),
             )

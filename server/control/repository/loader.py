@@ -275,7 +275,7 @@ class ModelLoader:
         elif only:
             manifest, declared = await self._compiled_for(read, completed), []
         in_bf16 = await self._pairs.compiled(entry.name, entry.path, manifest, read.wanted, only)
-        batched, rows = row_limit(config, manifest, self._capacity.rows_of(manifest, in_bf16.manifest))
+        batched, rows = row_limit(config, manifest, self._capacity.rows_of(entry.name, manifest, in_bf16.manifest))
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)

@@ -89,7 +89,7 @@ class PrecisionPairs:
             return -1
         try:
             if is_counted:
-                self.capacity.require_memory(manifest)
+                self.capacity.require_memory(exact.name, manifest)
             spec = self.capacity.spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
             spec = part_of(exact, replace(spec, fp32_id=exact.model_id))
             await self.scheduler.load(spec)
