@@ -22,6 +22,7 @@ from typing import Final
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.apply import Execution
+from gangway.scheduler.models import ModelState
 from gangway.scheduler.policy import Query
 from gangway.scheduler.policy_config import DEFAULT, Shedding
 from gangway.scheduler.profiles import ModelProfile
@@ -183,10 +184,17 @@ class Admission:
                 self._requests.late.set(request.query.query_id, at_us)
 
     def end_waiting(self, now_us: float) -> None:
-        """Refuse what has waited in the queue for as long as its policy allows, or let it wait behind others."""
+        """Refuse what has waited in the queue for as long as its policy allows, or let it wait behind others.
+
+        What waits for an idle model to be loaded does not wait in a queue: a model that is asked now and then, each
+        time when it is idle, would never answer.
+        """
         for number in self._requests.queue_ends.due(now_us):
             request = self._requests.get(number)
             if request is None or request.dropped or request.running:
+                continue
+            model = self._models.get(request.query.model_id)
+            if model is not None and model.state is ModelState.LOADING:
                 continue
             if request.delays:
                 self._requests.delay(request, now_us)

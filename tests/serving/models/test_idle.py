@@ -133,6 +133,17 @@ def test_an_idle_model_is_unloaded_and_loaded_again(served: Idle) -> None:
     assert served.is_right("wide")
 
 
+def test_a_queue_timeout_does_not_count_the_return(served: Idle) -> None:
+    """Or a model that is asked seldom would never answer."""
+    policy = {"timeout_action": "REJECT", "default_timeout_microseconds": 100}
+    batching = {"max_batch_size": 4, "dynamic_batching": {"default_queue_policy": policy}}
+    served.client.load_model("wide", config=json.dumps(batching))
+    for _ in range(3):
+        until(lambda: served.rests("wide"))
+        assert served.is_right("wide")
+    served.client.load_model("wide")
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "inf"])
 def test_wrong_times_are_refused(served: Idle, text: str) -> None:
     config = {"parameters": {"idle_unload_s": {"string_value": text}}}
