@@ -1,6 +1,8 @@
 """Flags of the server itself: the repository, how models are executed, cores and scheduling, traces, the log."""
 
 import argparse
+import errno
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -377,9 +379,10 @@ def _log_file(path: str) -> str:
     if not path:
         return ""
     try:
-        Path(path).open("ab").close()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
+        what = "it is a pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
+        raise ValueError(f"{path}: {what}") from None
     return str(Path(path).absolute())
 
 

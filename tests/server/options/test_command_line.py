@@ -1,5 +1,6 @@
 """The command line of `gangway serve`: tritonserver's flags are honoured, accepted, or refused by name."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -323,3 +324,9 @@ def test_a_restriction_of_one_protocol_only_is_remarked_upon(tmp_path: Path) -> 
 def test_what_asks_for_nothing_is_no_mistake() -> None:
     flags = ["--allow-sagemaker=false", "--allow-vertex-ai=0", "--model-namespacing=False", "--strict-model-config=0"]
     assert parse_options([NEEDED, *flags]).warnings == ()
+
+
+@pytest.mark.parametrize("flag", ["--log-file", "--access-log"])
+def test_a_pipe_that_nobody_reads_is_no_log(capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe that nobody reads" in wrong(capsys, f"{flag}={tmp_path / 'pipe'}")
