@@ -7,7 +7,7 @@ A folder is a suite, and has a page of results:
 - `conformance` and `fuzz.differential`: `docs/reference/operators.md`; `differential`: `docs/reference/triton.md`;
   `differences`: `docs/reference/differences.md`.
 - `embeddings`: `docs/measurements/serving.md`.
-- `packages`: newest releases (`canary`); what an installation takes (`install`).
+- `packages`: `docs/measurements/packages.md` (`canary`), `docs/how-to/install.md` (`install`).
 - `other_clients`, `fuzz`: `docs/reference/clients.md`; `python_models`: `docs/how-to/python-models.md`.
 
 `--json benchmarks/SUITE/results.json` enters the tables of a run there, of which `python -m docs.generate` makes pages.

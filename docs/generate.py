@@ -40,6 +40,7 @@ from gangway.server.statistics import CacheFigures
 from testing import results
 
 DOCS = Path(__file__).parent
+INSTALL = DOCS / "how-to" / "install.md"
 REFERENCE = DOCS / "reference"
 MEASUREMENTS = DOCS / "measurements"
 BENCHMARKS = DOCS.parent / "benchmarks"
@@ -337,7 +338,11 @@ def _table(name: str) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have tables."""
-    return [*sorted(REFERENCE.glob("*.md")), *(page for page in MEASUREMENTS.glob("*.md") if page.stem != "exported")]
+    return [
+        INSTALL,
+        *sorted(REFERENCE.glob("*.md")),
+        *(page for page in MEASUREMENTS.glob("*.md") if page.stem != "exported"),
+    ]
 
 
 def main() -> int:

@@ -84,6 +84,7 @@ FIRST = {
         "simulator",
         "many-machines",
         "faults",
+        "packages",
         "papers",
         "notes",
     ),

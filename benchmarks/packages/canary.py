@@ -159,6 +159,12 @@ def unbounded(requirement: Requirement) -> Requirement:
     return freed
 
 
+def pins(constraints: str) -> dict[str, str]:
+    """Return the versions that a file of constraints has, by canonical name."""
+    lines = (line.partition("#")[0].partition("==") for line in constraints.splitlines())
+    return {canonicalize_name(name): version.strip() for name, _, version in lines if version}
+
+
 def make_newest(wanted: Sequence[Requirement], reuse: bool) -> Environment:
     """Make the environment, or `reuse` the one that is there, with today's checkout. Raises FetchError."""
     python = FOLDER / "venv" / "bin" / "python"
@@ -291,7 +297,8 @@ def main() -> int:
     pinned = Environment("pinned", Path(sys.executable), ROOT)
     try:
         newest = make_newest(wanted, options.reuse)
-        report.table("versions", list(changed(pinned.versions(), newest.versions(), wanted)))
+        tested = {**pins((ROOT / "constraints.txt").read_text()), **pinned.versions()}
+        report.table("versions", list(changed(tested, newest.versions(), wanted)))
         report.table("who wants others", list(minding(newest.versions(), newest.required(), wanted)))
     except FetchError as error:
         sys.exit(f"canary: {error}")

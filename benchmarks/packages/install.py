@@ -1,8 +1,8 @@
 """What an installation takes: download, disk and time of each extra; disk and memory of a server of one model.
 
-A wheel of this checkout is made in `build/packages`. Each extra is installed into an environment of its own, with the
-versions of constraints.txt: with an empty cache of pip, then with what that has left there. Sizes are without pip. A
-server starts in a cgroup, with ever less memory; the least with which it has answered counts.
+What each extra needs is installed into an environment of its own, with the versions of constraints.txt: with an empty
+cache of pip, then with what that has left there. Sizes are without pip, and without Gangway, whose wheel is made in
+`build/packages`. A server starts in a cgroup, with ever less memory; the least with which it has answered counts.
 """
 
 import resource
@@ -13,12 +13,14 @@ import tempfile
 import time
 import tomllib
 import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import grpc
 
+from benchmarks.packages.canary import requirements
 from benchmarks.packages.kept_rows import KeptRows
 from testing.cgroup import Cgroup
 from testing.fetching import FetchError, run
@@ -44,18 +46,16 @@ def make_wheel() -> Iterator[Row]:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={folder}", str(ROOT)], check=True
     )
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        unpacked = sum(each.file_size for each in opened.infolist())
     yield {
-        "wheel": wheel().name,
-        "MiB": wheel().stat().st_size / MIB,
+        "wheel": wheel.name,
+        "MiB": wheel.stat().st_size / MIB,
+        "unpacked": unpacked / MIB,
         "seconds": time.monotonic() - begin,
         "of CPU": cpu_s() - begin_cpu_s,
     }
-
-
-def wheel() -> Path:
-    """Return the wheel that `make_wheel` has made."""
-    (path,) = (FOLDER / "wheel").glob("*.whl")
-    return path
 
 
 def extras() -> list[str]:
@@ -89,12 +89,13 @@ def cpu_s() -> float:
 
 
 def install(extra: str, cache: Path, environment: Path) -> tuple[float, int, int]:
-    """Install Gangway with an extra; return seconds, the number of packages and their bytes. Raises FetchError."""
+    """Install what an extra needs; return seconds, the number of packages and their bytes. Raises FetchError."""
     venv.create(environment, symlinks=True)
     command = [sys.executable, "-m", "pip", f"--python={environment / 'bin' / 'python'}", f"--cache-dir={cache}"]
     command += ["install", "--quiet", "--disable-pip-version-check", f"--constraint={ROOT / 'constraints.txt'}"]
     begin = time.monotonic()
-    run([*command, f"{wheel()}[{extra}]" if extra else str(wheel())], f"the extra {extra}")
+    needed = requirements((ROOT / "pyproject.toml").read_text(), [extra] if extra else [])
+    run([*command, *map(str, needed)], f"the extra {extra}")
     seconds = time.monotonic() - begin
     (packages,) = environment.glob("lib/python*/site-packages")
     return seconds, len(list(packages.glob("*.dist-info"))), size_of(packages)
@@ -163,7 +164,8 @@ def main() -> int:
     add_repository_option(parser)
     parser.add_argument("--extras", nargs="*", default=extras(), help='which; "" is none')
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="of the zoo, for servers")
-    parser.add_argument("--reuse", action="store_true", help="rows and wheel that an earlier run has made")
+    parser.add_argument("--no-wheel", action="store_true", help="leave out the wheel, which takes minutes")
+    parser.add_argument("--reuse", action="store_true", help="rows that an earlier run has made")
     options = parser.parse_args()
     report = start_report("What an installation takes")
     if not options.reuse:
@@ -171,15 +173,17 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     kept = KeptRows(FOLDER / "rows.json")
     try:
-        report.table("wheel", kept.of("wheel", make_wheel, anew=False))
         rows = [kept.of(f"extra {extra}", partial(extra_rows, extra), anew=False)[0] for extra in options.extras]
-    except (FetchError, subprocess.CalledProcessError) as error:
+    except FetchError as error:
         sys.exit(f"install: {error}")
-    report.table("extras", rows)
+    if rows:
+        report.table("extras", rows)
     of_models = {model: partial(server_rows, options.repository, model) for model in options.models}
     servers = [kept.of(f"server of {model}", rows_of, anew=False)[0] for model, rows_of in of_models.items()]
     if servers:
         report.table("servers", servers)
+    if not options.no_wheel:
+        report.table("wheel", kept.of("wheel", make_wheel, anew=False))
     return report.finish(options.json)
 
 

@@ -2,7 +2,7 @@
 
 from packaging.requirements import Requirement
 
-from benchmarks.packages.canary import CHECKS, changed, failures_of, file_of, minding, requirements, unbounded
+from benchmarks.packages.canary import CHECKS, changed, failures_of, file_of, minding, pins, requirements, unbounded
 from testing.report import ROOT
 
 PYPROJECT = """
@@ -49,6 +49,10 @@ def test_only_what_has_another_version_is_listed() -> None:
     assert list(changed({"a": "1", "b-c": "1"}, {"a": "1", "b-c": "2"}, wanted)) == [
         {"package": "b-c", "pinned": "1", "newest": "2"}
     ]
+
+
+def test_pins_of_constraints_are_read() -> None:
+    assert pins("# for tests\na==1.2\nB_c==3.post1  # why\n\n") == {"a": "1.2", "b-c": "3.post1"}
 
 
 def test_failures_and_errors_are_read_with_their_first_line() -> None:
