@@ -49,11 +49,13 @@ FROM runtime AS serve
 COPY --from=build /opt/gangway /opt/gangway
 
 # Left out: headers of CUTLASS (26 MB), test data of onnx (15 MB), onnxruntime's library for C (29 MB; Python has its own)
-# and tools for conversion (8 MB), symbols for debuggers (ml_dtypes: 23 MB).
+# and tools for conversion (8 MB), symbols for debuggers (ml_dtypes: 23 MB), and what tokenizers downloads models by (34 MB).
 FROM build AS compile
-RUN python3 -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(item for name in ('compile', 'embeddings', 'extensions', 'onnxruntime') for item in extras.get(name, ()) if not item.startswith('gangway')), sep='\n')" > /tmp/wanted \
+RUN python3 -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*(item for name in ('compile', 'extensions', 'onnxruntime') for item in extras.get(name, ()) if not item.startswith('gangway')), sep='\n')" > /tmp/wanted \
  && $PIP --constraint constraints.txt --requirement /tmp/wanted \
- && strip --strip-unneeded $PACKAGES/ml_dtypes/*.so \
+ && python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['embeddings'], sep='\n')" > /tmp/alone \
+ && $PIP --no-deps --constraint constraints.txt --requirement /tmp/alone \
+ && strip --strip-unneeded $PACKAGES/ml_dtypes/*.so $PACKAGES/tokenizers/*.so \
  && cd /opt/gangway/lib/python3*/site-packages \
  && rm -rf tvm/3rdparty tvm/include tvm/src onnx/backend/test \
       onnxruntime/capi/libonnxruntime.so.* onnxruntime/transformers onnxruntime/tools onnxruntime/quantization

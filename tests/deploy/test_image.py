@@ -152,6 +152,14 @@ def test_images_are_small(daemon: Docker, images: Images) -> None:
     assert daemon.size_bytes(images.serve) <= MOST_BYTES["serve"]
 
 
+def test_the_full_image_makes_tokens(daemon: Docker, images: Images) -> None:
+    program = (
+        "from tokenizers import Tokenizer, models; print(Tokenizer(models.WordLevel({'cat': 7})).encode('cat').ids)"
+    )
+    said = daemon.run("run", "--rm", "--entrypoint", "/opt/gangway/bin/python", images.full, "-c", program)
+    assert said.strip() == "[7]"
+
+
 def test_without_privilege_and_with_64_mb_of_shared_memory(served: Container, examples: dict[str, Example]) -> None:
     check_answers(served, examples)
     with triton.InferenceServerClient(served.url) as client:
