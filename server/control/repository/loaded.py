@@ -91,8 +91,8 @@ class Trials(Protocol):
     async def try_variant(self, ready: ModelReady, variant: VariantReady) -> IsolatedLatency | None:
         """Return how fast a model is alone where it is compiled for certain sizes; None if that cannot be seen."""
 
-    def latency_of(self, row_us: float) -> IsolatedLatency:
-        """Return how fast a model is alone of which a client's request was computed so fast, a row of it."""
+    def latency_of(self, compute_us: float) -> IsolatedLatency:
+        """Return how fast a model is alone of which a row is computed so fast."""
         ...
 
 
