@@ -1,8 +1,8 @@
-"""What an installation takes: download, disk and time of each extra; disk and memory of a server of one model.
+"""What an installation takes: disk and CPU time of each extra; disk and memory of a server of one model.
 
-What each extra needs is installed into an environment of its own, with the versions of constraints.txt: with an empty
-cache of pip, then with what that has left there. Sizes are without pip, and without Gangway, whose wheel is made in
-`build/packages`. A server starts in a cgroup, with ever less memory; the least with which it has answered counts.
+What each extra needs is installed into an environment of its own, with the versions of constraints.txt. Sizes are
+without pip, and without Gangway, whose wheel is made in `build/packages`. A server starts in a cgroup, with ever less
+memory; the least with which it has answered counts.
 """
 
 import resource
@@ -67,18 +67,13 @@ def extras() -> list[str]:
 def extra_rows(extra: str) -> Iterator[Row]:
     """Yield one row: what an extra takes. Raises FetchError."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
-        cache = Path(name) / "cache"
-        first_s, packages, size_bytes = install(extra, cache, Path(name) / "first")
         begin_cpu_s = cpu_s()
-        second_s, _, _ = install(extra, cache, Path(name) / "second")
+        packages, size_bytes = install(extra, Path(name))
         yield {
             "extra": extra or "none",
             "packages": packages,
-            "download, MiB": size_of(cache) / MIB,
             "on disk, MiB": size_bytes / MIB,
-            "seconds, empty cache": first_s,
-            "seconds, filled cache": second_s,
-            "of CPU": cpu_s() - begin_cpu_s,
+            "CPU seconds": cpu_s() - begin_cpu_s,
         }
 
 
@@ -88,17 +83,15 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def install(extra: str, cache: Path, environment: Path) -> tuple[float, int, int]:
-    """Install what an extra needs; return seconds, the number of packages and their bytes. Raises FetchError."""
+def install(extra: str, environment: Path) -> tuple[int, int]:
+    """Install what an extra needs; return the number of packages and their bytes. Raises FetchError."""
     venv.create(environment, symlinks=True)
-    command = [sys.executable, "-m", "pip", f"--python={environment / 'bin' / 'python'}", f"--cache-dir={cache}"]
-    command += ["install", "--quiet", "--disable-pip-version-check", f"--constraint={ROOT / 'constraints.txt'}"]
-    begin = time.monotonic()
+    command = [sys.executable, "-m", "pip", f"--python={environment / 'bin' / 'python'}", "--no-cache-dir", "install"]
+    command += ["--quiet", "--disable-pip-version-check", f"--constraint={ROOT / 'constraints.txt'}"]
     needed = requirements((ROOT / "pyproject.toml").read_text(), [extra] if extra else [])
     run([*command, *map(str, needed)], f"the extra {extra}")
-    seconds = time.monotonic() - begin
     (packages,) = environment.glob("lib/python*/site-packages")
-    return seconds, len(list(packages.glob("*.dist-info"))), size_of(packages)
+    return len(list(packages.glob("*.dist-info"))), size_of(packages)
 
 
 def size_of(folder: Path) -> int:
