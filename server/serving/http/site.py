@@ -327,13 +327,14 @@ class HttpSite(Site):
 
     async def _infer_reply(self, call: HttpCall) -> Reply:
         body, model, version = memoryview(call.body), call.route.model, call.route.version
+        served = self._models().find(model, version)  # a wrong name counts before a wrong body, as Triton has it
         json_bytes = _json_bytes(call.headers, len(body))
         request: HttpRequest
         if json_bytes or HEADER_LENGTH not in call.headers:
             request = await self._read(json_bytes, self._requests.read, model, version, body[:json_bytes])
             binary = body[json_bytes:]
         else:
-            served, binary = self._models().find(model, version), memoryview(b"")
+            binary = memoryview(b"")
             request = await self._read(len(body), read_raw, served, version, body)
         wanted, answered = request.binary_outputs, call.expect_answer()
         self._start(call, request, binary)

@@ -157,3 +157,18 @@ def test_restricted_routes(http: Ask, header: dict[str, str], admitted: bool) ->
     assert answer.status == (200 if admitted else 403)
     assert admitted or answer.content == {"error": "This API is restricted, expecting header 'secret'"}
     assert http("GET", "/v2/health/live", b"", header).status == 200
+
+
+UNKNOWN = (
+    "/v2/models/nobody/infer",
+    "/v2/models/simple/versions/7/infer",
+    "/v2/models/nobody/generate",
+    "/v1/models/nobody:predict",
+)
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b"[1]", b'{"inputs": [{"name": "x"}]}'])
+@pytest.mark.parametrize("path", UNKNOWN)
+def test_a_wrong_name_counts_before_a_wrong_body(http: Ask, path: str, body: bytes) -> None:
+    answer = http("POST", path, body)
+    assert (answer.status, "unknown model" in answer.content["error"]) == (404, True)
