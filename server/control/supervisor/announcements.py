@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -58,10 +59,10 @@ class Announcements:
         found = [entry for key, entry in self._models.items() if key[0] == name and version in (key[1], ANY_VERSION)]
         return any(isinstance(entry, messages.ModelReady) and entry.model_id not in self._absent for entry in found)
 
-    def counted(self) -> list[messages.ModelReady]:
-        """Return the models that are served and have counters."""
+    def counted(self) -> list[tuple[messages.ModelReady, int]]:
+        """Return the models that are served and have counters, with a number that tells when these begin at zero."""
         ready = [entry for entry in self._models.values() if isinstance(entry, messages.ModelReady)]
-        return [model for model in ready if model.statistics_row != NO_ROW]
+        return [(model, self._rows.begin_number(model.model_id)) for model in ready if model.statistics_row != NO_ROW]
 
     def announce(
         self,
@@ -204,6 +205,12 @@ class RowAllocator:
         self._table = table
         self._free = list(range(MODELS))
         self._taken: dict[int, int] = {}  # by model number
+        self._begin_numbers: dict[int, int] = {}  # by row
+        self._numbers = itertools.count()
+
+    def begin_number(self, model_id: int) -> int:
+        """Return a number that is another one each time the counters of a model's row begin at zero."""
+        return self._begin_numbers[self._taken[model_id]]
 
     def take(self, model_id: int) -> int:
         """Return the row of a model that is announced, all zeros if it is new; NO_ROW if there is no room."""
@@ -219,6 +226,7 @@ class RowAllocator:
             return NO_ROW
         heapq.heappop(self._free)
         self._taken[model_id] = row
+        self._begin_numbers[row] = next(self._numbers)
         return row
 
     def share(self, before: int, model_id: int) -> None:

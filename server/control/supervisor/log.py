@@ -322,13 +322,16 @@ def _escaped(match: re.Match[str]) -> str:
 class StatisticsLog:
     """Writes a line per model that got requests, every minute and at the end (docs/explanation/targets.md).
 
-    `models` tells what is served, `figures` what has been counted in a row.
+    `models` tells what is served, each with a number that changes when its counters begin at zero. `figures` tells what
+    has been counted in a row.
     """
 
-    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], VersionFigures]) -> None:
+    def __init__(
+        self, models: Callable[[], Iterable[tuple[ModelReady, int]]], figures: Callable[[int], VersionFigures]
+    ) -> None:
         self._models = models
         self._figures = figures
-        self._written: dict[int, tuple[ModelReady, VersionFigures]] = {}  # by row, which may be another model's later
+        self._written: dict[int, VersionFigures] = {}  # by that number
 
     async def run(self) -> None:
         """Write a line per model and period, for ever."""
@@ -339,17 +342,16 @@ class StatisticsLog:
     def write_news(self) -> None:
         """Write what has happened since the last time."""
         written = {}
-        for model in self._models():
-            before = self._written.get(model.statistics_row)
-            figures = self._figures(model.statistics_row)
-            news = figures.since(before[1]) if before is not None and before[0] is model else figures
+        for model, number in self._models():
+            before, figures = self._written.get(number), self._figures(model.statistics_row)
+            news = figures if before is None else figures.since(before)
             _write(model, news, f"in {PERIOD_S:.0f} s", +Counter(news.own))  # what has not happened is left out
-            written[model.statistics_row] = model, figures
+            written[number] = figures
         self._written = written
 
     def write_all(self) -> None:
         """Write what has happened since the models were loaded."""
-        for model in self._models():
+        for model, _ in self._models():
             figures = self._figures(model.statistics_row)
             _write(model, figures, "in all", figures.own)
 

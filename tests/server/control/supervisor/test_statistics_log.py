@@ -1,9 +1,17 @@
 """What the log says about a model."""
 
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
 from gangway.executor.slots import SlotCounts
 from gangway.protos import StatusCode
-from gangway.server.control.supervisor.log import describe
-from gangway.server.statistics import RequestTimes, Statistics
+from gangway.server.control.supervisor.announcements import Announcements
+from gangway.server.control.supervisor.log import StatisticsLog, describe
+from gangway.server.messages import ModelReady, ModelUnavailable
+from gangway.server.statistics import TIME_BOUNDS_NS, RequestTimes, Statistics, StatisticsTable
 
 TIMES = RequestTimes(total=4_000_000, queue=1_000_000, compute_input=0, compute_infer=3_000_000, compute_output=0)
 
@@ -31,3 +39,47 @@ def test_a_line_of_best_effort() -> None:
     statistics.succeeded(1, TIMES, None, SlotCounts())
     assert "QoS" not in describe(statistics.figures())
     assert describe(statistics.figures()).endswith("versions -")
+
+
+def test_each_request_is_in_one_line_whatever_becomes_of_its_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    table = StatisticsTable.create(1)
+    known = Announcements(table, lambda _: None, lambda: ())
+    log = StatisticsLog(known.counted, table.figures)
+
+    def serve(number: int, continues: int | None = None) -> None:
+        known.announce(ModelReady(number, "m", 1, b"", (), (), 0, 1, True), continues)
+
+    def ask(times: int) -> None:
+        ((model, _),) = known.counted()
+        for _ in range(times):
+            table.statistics(0, model.statistics_row, TIME_BOUNDS_NS).succeeded(1, TIMES, None, SlotCounts())
+
+    def written() -> list[int]:
+        caplog.clear()
+        log.write_news()
+        return [vars(record)["fields"]["answered"] for record in caplog.records]
+
+    async def retire(number: int) -> None:
+        known.begin_to_retire(number)
+        assert await known.retired(number, 1.0)
+
+    serve(1)
+    ask(96)
+    assert written() == [96]
+    assert written() == []
+    known.announce_target(replace(known.counted()[0][0], qos_us=1500.0, isolated_us=500.0))  # it has been measured
+    assert known.counted()[0][0].qos_us == 1500.0
+    ask(1)
+    assert written() == [1]
+    serve(2, continues=1)  # it has been compiled
+    asyncio.run(retire(1))
+    ask(2)
+    assert written() == [2]
+    row = known.counted()[0][0].statistics_row
+    known.announce(ModelUnavailable("m", 1, "it is unloaded"))
+    asyncio.run(retire(2))
+    serve(3)
+    assert known.counted()[0][0].statistics_row == row, "the counters begin at zero in the same place"
+    ask(5)
+    assert written() == [5]
