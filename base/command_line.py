@@ -31,6 +31,7 @@ from gangway.base.suggestion import did_you_mean
 TITLE: Final = "settings and help"
 OWN_FLAGS: Final = ("--help", "--help-all", CONFIG_FLAG, "--show-config")
 COMMAND_LINE: Final = "command line"
+_WITHOUT_VALUE: Final = re.compile(r"(argument .+: )ignored explicit argument (.*)", re.DOTALL)  # argparse's words
 MAX_ENDING: Final = 2  # flags that are named in place of one that is none
 
 _catching: ContextVar[bool] = ContextVar("catching", default=False)
@@ -115,6 +116,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where that stands; leave with status 2."""
+        message = _WITHOUT_VALUE.sub(r"\1takes no value, but has \2: give the flag alone, or leave it out", message)
         for setting in self._settings:
             names = ("/".join(setting.action.option_strings), *setting.action.option_strings)
             if setting.source != COMMAND_LINE and message.startswith(tuple(f"argument {name}: " for name in names)):

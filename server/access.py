@@ -234,6 +234,11 @@ class Ports:
         places = [f"{name} is {_place(address)}" for name, address in known.items() if address]
         return " and ".join(places) or "no other port is served"
 
+    @property
+    def metrics_text(self) -> str:
+        """What a scraper at the port of HTTP is told, such as "metrics are on port 8002"."""
+        return f"metrics are {_place(self.metrics)}" if self.metrics else "metrics are not served"
+
 
 def _place(address: str) -> str:
     return f"at {address}" if address.startswith(UNIX) else f"on port {address.rpartition(':')[2]}"

@@ -309,6 +309,8 @@ def print_summary(
         lines.insert(0, f"alone      latency of a request on an idle server, {of_any} of it for any model{unknown}")
     if http_address:
         lines.append(f"HTTP       {http_address}" + ", TLS" * bool(options.http.tls))
+        if options.http.page:
+            lines.append(f"page       http{'s' * bool(options.http.tls)}://{client_url(http_address)}/")
     if address:
         lines.append(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
     if metrics_address:

@@ -13,6 +13,7 @@ from typing import Final
 from gangway.server.access import Ports
 from gangway.server.serving.http.call import HttpCall, Site
 from gangway.server.serving.http.replies import Reply
+from gangway.server.serving.http.routes import METRICS_PATH
 from gangway.server.serving.limits import ConnectionLimit
 from gangway.server.serving.metrics import Exposition
 from gangway.server.serving.pending import drive
@@ -20,7 +21,6 @@ from gangway.server.serving.turns import Slices
 
 _log = logging.getLogger(__name__)
 
-PATH: Final = b"/metrics"
 MAX_CONNECTIONS: Final = 16  # beyond that the one whose client has been waited for longest is closed
 MAX_BODY_BYTES: Final = 64 * 1024  # which nobody reads
 COMPRESSION_LEVEL: Final = 3  # of 1 to 9: text like this becomes a tenth at any level
@@ -43,7 +43,7 @@ class MetricsSite(Site):
 
     def open(self, call: HttpCall) -> Reply | None:
         """Refuse everything else."""
-        if call.path != PATH:
+        if call.path != METRICS_PATH:
             return self.refusal(HTTPStatus.NOT_FOUND, self.elsewhere)
         if call.method not in ("GET", "HEAD"):
             message = b"only GET and HEAD are allowed\n"
@@ -71,7 +71,7 @@ class MetricsSite(Site):
     @property
     def elsewhere(self) -> str:
         """Where other requests are served."""
-        return f"only {PATH.decode()} is served on this port: {self._ports.text}"
+        return f"only {METRICS_PATH.decode()} is served on this port: {self._ports.text}"
 
     async def _answer(self, call: HttpCall) -> None:
         try:

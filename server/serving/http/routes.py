@@ -85,6 +85,7 @@ _OPERATIONS: Final = {
 
 
 OPENAI_PATHS: Final = (b"/v1/embeddings", b"/v1/rerank")  # where errors have OpenAI's shape
+METRICS_PATH: Final = b"/metrics"  # on a port of its own
 OPENAI_PATHS_WITHOUT_BASE: Final = frozenset({b"/embeddings", b"/rerank"})
 _PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/", *OPENAI_PATHS)
 PREDICT: Final = ":predict"  # behind the last segment of a path of KServe's first protocol

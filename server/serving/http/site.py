@@ -59,6 +59,7 @@ from gangway.server.serving.http.replies import (
 from gangway.server.serving.http.routes import (
     HEALTH,
     INFERENCES,
+    METRICS_PATH,
     OPENAI_PATHS,
     OPENAI_PATHS_WITHOUT_BASE,
     OPERATIONS,
@@ -201,13 +202,18 @@ class HttpSite(Site):
         """Return what the path means. Raises HttpError: 404, 405."""
         route = route_of(call.path)
         if route is None or (route.operation in WATCHING and self._watchers is None):
-            is_openai = call.path in OPENAI_PATHS_WITHOUT_BASE
-            raise HttpError(404, "Not Found: the base URL of OpenAI's API ends with /v1" if is_openai else "Not Found")
+            raise HttpError(404, f"Not Found{self._hint(call.path)}")
         verbs = verbs_of(route)
         if call.method not in verbs:
             allow = ", ".join(verbs)
             raise HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
         return route
+
+    def _hint(self, path: bytes) -> str:
+        """Return what the client of a path that there is not may have meant."""
+        if path in OPENAI_PATHS_WITHOUT_BASE:
+            return ": the base URL of OpenAI's API ends with /v1"
+        return f": {self._ports.metrics_text}" if path == METRICS_PATH else ""
 
     def _admit(self, route: Route, call: HttpCall) -> None:
         """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gangway.base.command_line import parser_of
 from gangway.base.commands import COMMANDS
 from gangway.server.cli import main
 
@@ -189,6 +190,20 @@ def test_the_help_fits_a_screen_and_the_long_one_has_all(tmp_path: Path, command
         long = gangway(tmp_path, command, "--help-all").stdout
         assert len([line for line in long.splitlines() if line.startswith("  -")]) > len(flags)
         assert set(short.split()) <= set(long.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flag_without_a_value_says_that_it_has_none(tmp_path: Path, command: str) -> None:
+    flags = [name for action in parser_of(command)._actions if action.nargs == 0 for name in action.option_strings]
+    assert "--show-config" in flags
+    for flag in flags:
+        if not flag.startswith("--"):
+            continue
+        for value in ("false", "true", "x"):
+            ran = gangway(tmp_path, command, f"{flag}={value}")
+            assert ran.returncode == 2
+            said = f": takes no value, but has '{value}': give the flag alone, or leave it out\n"
+            assert flag in ran.stderr and said in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def test_requests_to_the_port_of_the_metrics_are_told_where_http_is(gangway_serv
         connection.close()
 
 
+def test_scrapes_of_the_port_of_http_are_told_where_metrics_are(gangway_server: LiveServer) -> None:
+    ports = ports_of(gangway_server)
+    for method in ("GET", "POST"):
+        connection = http.client.HTTPConnection(ports["http"], timeout=20)
+        connection.request(method, "/metrics", b"{}" if method == "POST" else None)
+        answer = connection.getresponse()
+        told = f"Not Found: metrics are on port {ports['metrics'].rpartition(':')[2]}"
+        assert (answer.status, json.loads(answer.read())) == (404, {"error": told})
+        connection.close()
+
+
 def test_a_client_of_http_shows_the_right_port(gangway_server: LiveServer) -> None:
     with triton_http.InferenceServerClient(gangway_server.url) as client:
         for _ in range(3):

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import urlopen
 
 import ml_dtypes
 import numpy as np
@@ -229,6 +230,13 @@ def test_the_summary_says_what_the_server_says_of_itself(served: Served) -> None
     text = served.server.log.read_text()
     assert re.search(rf"^{broken} of \d+ models are not ready, so the server says not ready$", text, re.MULTILINE), text
     assert not served.client.is_server_ready()
+
+
+def test_the_summary_names_the_page(served: Served) -> None:
+    page = re.search(r"^page +(http://\S+/)$", served.server.log.read_text(), re.MULTILINE)
+    assert page
+    with urlopen(page[1], timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in HOSTILE.items() if reason])
