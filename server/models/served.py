@@ -1,5 +1,6 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,7 +32,11 @@ MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of cou
 
 
 def _kept(statistics: Statistics) -> MakeStatistics:
-    return lambda _row, _response_bounds_ns: statistics
+    def take_over(_row: int, _response_bounds_ns: tuple[int, ...]) -> Statistics:
+        statistics.least_met_us = math.inf  # a successor may be slower, and has met no target yet
+        return statistics
+
+    return take_over
 
 
 def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:

@@ -1,5 +1,6 @@
 """Counters in shared memory: several processes count, one of them dies, everything is added up."""
 
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
 from gangway.protos import StatusCode
 from gangway.server import statistics as counters
+from gangway.server.messages import ModelReady
+from gangway.server.models.served import Models, ServedModel
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.serving.inference.response_cache import ENTRY_BYTES, Key, ResponseCache
 from gangway.server.statistics import TIME_BOUNDS_NS, RequestTimes, Statistics, StatisticsTable
@@ -225,3 +228,18 @@ def test_the_response_caches_of_all_front_ends(table: StatisticsTable) -> None:
     assert found[:6] == (2 << 20, 11 * (ENTRY_BYTES + 6), 11, 11, 0, 0)
     assert [table.heap_bytes(front_end) for front_end in range(2)] == [0, 0]
     assert [table.refused_unread(front_end) for front_end in range(2)] == [0, 0]
+
+
+def test_a_successor_of_a_model_keeps_its_counts_and_has_met_no_target() -> None:
+    def following(models: Models, number: int) -> tuple[Models, Statistics]:
+        ready = ModelReady(number, "m", 1, b"", (), (), 0, 1, True, statistics_row=MODEL)
+        after = models.updated(ready)
+        (entry,) = after.entries.values()
+        assert isinstance(entry, ServedModel)
+        return after, entry.statistics
+
+    models, first = following(Models(), 1)
+    first.least_met_us = 250.0
+    _, second = following(models, 2)
+    assert second is first
+    assert second.least_met_us == math.inf

@@ -511,7 +511,7 @@ class ServedModels:
         names = {model.entry.name for model in loaded}
         loaded.clear()
         for name in names:
-            self._follow(name, continues)
+            self._follow(name)
 
     def complete(self, before: LoadedModel, loaded: list[LoadedModel]) -> None:
         """Give a model that is compiled to all requests from now on, if the same before that is still served."""
@@ -573,8 +573,11 @@ class ServedModels:
             self.ensembles.remove(model)
         loaded.clear()
 
-    def _follow(self, name: str, continues: bool = False) -> None:
-        """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do."""
+    def _follow(self, name: str) -> None:
+        """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do.
+
+        Their own files have not, so their counters go on.
+        """
         for entry in self.ensembles.users_of(name):
             before = self.of(entry.name).get(entry.version)
             if before is not None and self.ensembles.is_as_made(before, self.by_name):
@@ -584,7 +587,7 @@ class ServedModels:
             except ConfigError as error:
                 self._unmade(entry, before, error)
             else:
-                self.serve([model], continues)
+                self.serve([model], continues=before is not None and before.entry.is_same(entry))
 
     def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
         """An ensemble does not go together, and may have done so before."""
@@ -621,7 +624,8 @@ class ServedModels:
             _log.warning("%s: workers still hold its memory %.0f s after it was unloaded", title, UNLOAD_SECONDS)
         await self._loader.discard(model)
         self.remove_unused(model.entry.override)
-        _log.info("model %s: %s unloaded", title, "is" if leaving else "the previous files are")
+        if leaving is not None or not model.entry.is_ensemble:  # an ensemble follows its models, and has no files
+            _log.info("model %s: %s unloaded", title, "is" if leaving else "the previous files are")
         if leaving is not None and self._clients.entries.get((name, version)) is leaving:
             self._clients.announce(ModelUnavailable(name, version, reason) if reason else ModelRemoved(name, version))
 

@@ -233,6 +233,36 @@ def test_the_cache_forgets_answers_of_models_that_have_changed(served: Controlle
     assert served.added("chain") == 3
 
 
+def test_counters_of_an_ensemble_go_on_when_a_model_is_loaded_again_and_not_when_itself_is(served: Controlled) -> None:
+    outer = served.repository / "outer" / "config.pbtxt"
+    ensemble_configs.write(served.repository, "outer", config_of(X, Y, [("strict", "x=x", "y=y")]))
+    served.client.load_model("outer")
+
+    def counts() -> list[tuple[int, int]]:
+        found = [served.client.get_inference_statistics(name).model_stats[0] for name in ("one", "strict", "outer")]
+        return [(each.inference_stats.success.count, each.inference_count) for each in found]
+
+    before = counts()
+    assert [served.added("outer") for _ in range(3)] == [3] * 3
+    started = [(count + 3, rows + 3) for count, rows in before]
+    assert counts() == started
+    adder_models.write(served.repository, "one", 3)
+    served.client.load_model("one")
+    assert counts() == [(0, 0), *started[1:]]
+    assert served.added("outer") == 5
+    assert counts() == [(1, 1), *((count + 1, rows + 1) for count, rows in started[1:])]
+    adder_models.write(served.repository, "one", 1)
+    served.client.load_model("one")
+    assert served.added("outer") == 3
+    assert counts() == [(1, 1), *((count + 2, rows + 2) for count, rows in started[1:])]
+    outer.write_text(outer.read_text() + "# changed\n")
+    served.client.load_model("outer")
+    assert counts() == [(1, 1), (started[1][0] + 2, started[1][1] + 2), (0, 0)]
+    lines = served.server.log.read_text()
+    assert "model strict, version 1: the previous files" not in lines
+    served.client.unload_model("outer")
+
+
 class Stream(threading.Thread):
     """Asks an ensemble as fast as it answers; notes what it adds, or the status."""
 
