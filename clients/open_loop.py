@@ -38,8 +38,8 @@ class OpenLoopRun:
     """How the requests ended, and how well the sender kept to the schedule.
 
     `lag_us` [Q]: how much later than scheduled a request left. `cpu_s`: of this process during the run. `messages`:
-    the first error of each status in the server's words. `interrupted`: the user has ended the run early, and queries
-    that had not ended are missing.
+    the first error of each status in the server's words. `ended_by`: what has ended the run early; queries that had not
+    ended are missing then.
     """
 
     outcomes: Outcomes
@@ -47,7 +47,7 @@ class OpenLoopRun:
     cpu_s: float
     seconds: float
     messages: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    ended_by: KeyboardInterrupt | UnreachableError | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def drive(
 ) -> OpenLoopRun:
     """Do the same as `run_open_loop`, and report the sender, too. At most `max_outstanding` wait at once (NOT_SENT).
 
-    `watch`: holds while the run lasts, and may ask how far it is. KeyboardInterrupt then ends the run, which returns
-    what it has, unless no query has ended.
+    `watch`: holds while the run lasts, and may ask how far it is. KeyboardInterrupt and UnreachableError then end the
+    run, which returns what it has, unless no query has ended.
     """
 
     def connect(connect_timeout_s: float) -> Channel:
@@ -102,14 +102,14 @@ def drive(
     loop = _Loop(url, connect, arrivals, timeout_s, max_outstanding)
     with _garbage_collection_off(), real_time_priority():
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
-        interrupted = False
+        ended_by: KeyboardInterrupt | UnreachableError | None = None
         try:
             with watch(loop.progress) if watch is not None else nullcontext():
                 loop.run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UnreachableError) as error:
             if watch is None or all(status < 0 for status in loop.status):
                 raise
-            interrupted = True
+            ended_by = error
         cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
     statuses = list(loop.statuses)
     scheduled_ns = np.array(loop.due_ns, dtype=np.float64)
@@ -122,10 +122,10 @@ def drive(
         tuple(statuses),
     )
     lag_us = (np.array(loop.sent_ns, dtype=np.float64) - scheduled_ns) / 1000
-    if interrupted:
+    if ended_by is not None:
         ended = outcomes.status >= 0
         outcomes, lag_us = outcomes.select(ended), lag_us[ended]
-    return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages, interrupted)
+    return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages, ended_by)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from gangway.base.html_page import write_html
 from gangway.base.numbers import count, number, positive, share
 from gangway.clients.addresses import grpc_url
 from gangway.clients.connection import ServerConnection
-from gangway.clients.errors import ClientError, InputError
+from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.inputs import shape_argument
 from gangway.clients.open_loop import CLIENTS, RAW
 from gangway.clients.perf.measure import InterruptedRunError, LoadRun, PerfGoal, RunLength, Session
@@ -106,6 +106,10 @@ def _run(options: argparse.Namespace) -> int:
         else:
             print("gangway perf: interrupted before anything was measured", file=sys.stderr)
         return INTERRUPTED
+    except UnreachableError:
+        if session.runs:
+            _show_interrupted(console, options, session, goal)
+        raise
     if options.json:
         options.json.write_text(json.dumps(result_of(session, goal, found, scenario), indent=1) + "\n")
     if options.png or options.html:
@@ -120,13 +124,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show_interrupted(console: Console, options: argparse.Namespace, session: Session, goal: PerfGoal | None) -> None:
-    """Print, and write, what was measured before the user ended it."""
+    """Print, and write, what was measured before the user or the server ended it."""
     last = session.runs[-1]
     if goal is None:
         show_run(console, last, session)
     else:
         show_reached(console, session, goal)
-    if last.load.interrupted:
+    if last.load.ended_by is not None:
         ended, seconds = len(last.load.outcomes), last.load.seconds
         console.print(f"interrupted after {seconds:.1f} s: {ended} queries had ended, others are not counted")
     if options.json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gangway.clients.connection import ServerConnection
-from gangway.clients.errors import ClientError, RefusedError
+from gangway.clients.errors import ClientError, RefusedError, UnreachableError
 from gangway.clients.open_loop import RAW, OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
 from gangway.clients.perf.progress import progress_line
@@ -135,7 +135,10 @@ class Session:
         return self._measured[key]
 
     def of_arrivals(self, arrivals: Arrivals, rate_per_s: float | None, seed: int) -> LoadRun:
-        """Measure given arrivals. Raises ClientError, InterruptedRunError."""
+        """Measure given arrivals. Raises ClientError, InterruptedRunError.
+
+        The run of a server that ends meanwhile is the last one of the session. Raises UnreachableError then.
+        """
         if not len(arrivals):
             raise ClientError("there are no queries: a longer run, or a higher rate")
         with ServerConnection(self.url, self.timeout_s, self.tls) as connection:
@@ -143,15 +146,22 @@ class Session:
             load = drive(
                 self.url, self.requests, arrivals, self.timeout_s, tls=self.tls, client=self.client, watch=progress_line
             )
-            after = server_counters(connection, list(self.requests))
+            ended_by = load.ended_by
+            after: dict[str, ServerCounters] = {}
+            try:
+                after = server_counters(connection, list(self.requests))
+            except UnreachableError as error:
+                ended_by = ended_by or error
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
-        if load.interrupted and not len(counted):
-            raise KeyboardInterrupt  # during the warm-up
+        if ended_by is not None and not len(counted):  # during the warm-up
+            raise ended_by
         run = LoadRun(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))
         self.runs.append(run)
         self.progress(run)
-        if load.interrupted:
+        if isinstance(ended_by, KeyboardInterrupt):
             raise InterruptedRunError(run)
+        if ended_by is not None:
+            raise ended_by
         return run
 
     def summarise(self, outcomes: Outcomes) -> Summary:

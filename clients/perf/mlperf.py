@@ -48,6 +48,8 @@ def run_server_scenario(session: Session, rate_per_s: float, percentile: float) 
     load = OpenLoopRun(outcomes, np.empty(0), cpu_s, seconds, messages)  # loadgen does not report its lag
     run = LoadRun(rate_per_s, session.seed, load, outcomes, session.summarise(outcomes), {})
     session.runs.append(run)
+    if sender.failure:
+        raise UnreachableError(sender.failure)
     return run, {"valid": VALID in summary, "summary": _lines(summary), "target_us": max(targets)}
 
 
@@ -109,7 +111,7 @@ class _Sender:
         self._done: list[tuple[int, float, float, str]] = []  # model, issued, ended, status
         self._messages: dict[str, str] = {}
         self._stopping = False
-        self._failure = ""
+        self.failure = ""
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "_Sender":
@@ -130,11 +132,9 @@ class _Sender:
         os.eventfd_write(self._wakeup, 1)
 
     def outcomes(self) -> tuple[Outcomes, Mapping[str, str]]:
-        """Return how all queries ended, and the first message of each error. Raises UnreachableError."""
-        if self._failure:
-            raise UnreachableError(self._failure)
+        """Return how all queries ended, and the first message of each error. Raises ClientError if there are none."""
         if not self._done:
-            raise ClientError("loadgen issued no query")
+            raise UnreachableError(self.failure) if self.failure else ClientError("loadgen issued no query")
         done = sorted(self._done, key=lambda entry: entry[1])
         statuses = {OK: 0}
         status = [statuses.setdefault(entry[3], len(statuses)) for entry in done]
@@ -151,11 +151,11 @@ class _Sender:
             while not self._stopping:
                 self._step()
         except OSError as error:
-            self._failure = f"connection lost: {error}"
+            self.failure = f"connection lost: {error}"
         except UnreachableError as error:
-            self._failure = str(error)
+            self.failure = str(error)
         except Exception as error:
-            self._failure = f"a fault of the load: {type(error).__name__}: {error}"
+            self.failure = f"a fault of the load: {type(error).__name__}: {error}"
         while not self._stopping:  # loadgen waits for an answer to everything it issues
             self._answer_all("UNAVAILABLE")
             ready_of({self._wakeup: select.POLLIN}, None)

@@ -86,9 +86,9 @@ def show_found(console: Console, session: Session, goal: PerfGoal, found: Mappin
 
 
 def show_reached(console: Console, session: Session, goal: PerfGoal) -> None:
-    """Print what a search knows that was interrupted: the highest rate all runs of which have reached the goal."""
+    """Print what a search knows that ended early: the highest rate all runs of which have reached the goal."""
     of = "each model's" if goal.each else "all"
-    whole = [run for run in session.runs if not run.load.interrupted and run.rate_per_s]
+    whole = [run for run in session.runs if run.load.ended_by is None and run.rate_per_s]
     for label in session.workload.targets_us:
         shares = [(run.rate_per_s or 0.0, goal.share_of(run.summary, label)) for run in whole]
         failed = {rate for rate, share in shares if share < goal.share}

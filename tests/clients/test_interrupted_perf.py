@@ -1,4 +1,4 @@
-"""`gangway perf` and Ctrl-C: what was measured is shown; and the line on a terminal that tells how far it is."""
+"""`gangway perf` that Ctrl-C or the server's end cuts short: what was measured is shown; and the line of a terminal."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from testing.live_server import LiveServer
+from testing.live_server import LiveServer, live_server, stop
 from testing.repository import GANGWAY
 from testing.waiting import until
+from tests.conftest import CompiledZoo
 
 PERF = ("perf", "--mix=mlp=1", "--isolated=mlp=1", "--qos=3x", "--warmup=0.2")
 
@@ -54,7 +55,7 @@ def answered(server: LiveServer, process: "subprocess.Popen[str]", count: int) -
 def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     with running(gangway_server, "--rate=50", "--seconds=1000", f"--json={file}") as process:
-        shown_until(process, "capacity")
+        shown_until(process, "sequential rate")
         answered(gangway_server, process, 60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -67,6 +68,30 @@ def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer,
     assert run["total"]["queries"] >= 40 and str(run["total"]["queries"]) in total
     assert not run["total"]["errors"]
     assert 40 < run["total"]["qps"] < 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--scenario=mlperf-server",), ("--search",)])
+def test_a_server_that_ends_leaves_what_was_measured(
+    compiled_zoo: CompiledZoo, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    file = tmp_path / "result.json"
+    alone = (f"--cache-dir={compiled_zoo.cache_dir}", "--model-control-mode=explicit", "--load-model=mlp")
+    with (
+        live_server(compiled_zoo.repository, alone) as server,
+        running(server, "--rate=50", "--seconds=2", f"--json={file}", *flags) as process,
+    ):
+        shown_until(process, "sequential rate")
+        answered(server, process, 40)
+        stop(server.process)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, out
+    assert len(err.splitlines()) == 1 and err.startswith("gangway perf: "), err
+    result = json.loads(file.read_text())
+    assert result["scenario"]["interrupted"]
+    total = result["runs"][-1]["total"]
+    assert 20 <= total["queries"] - total["errors"]["UNAVAILABLE"] < total["queries"]
+    assert "UNAVAILABLE" in out or "so far" in out
 
 
 @pytest.mark.long
@@ -83,7 +108,7 @@ def test_a_search_that_is_interrupted_shows_its_rates(gangway_server: LiveServer
 
 def test_nothing_is_shown_of_nothing(gangway_server: LiveServer) -> None:
     with running(gangway_server, "--rate=50", "--seconds=1000", "--warmup=900") as process:
-        shown_until(process, "capacity")
+        shown_until(process, "sequential rate")
         answered(gangway_server, process, 20)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
