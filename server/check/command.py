@@ -38,10 +38,10 @@ from gangway.server.models.config import (
     PYTHON_BACKEND,
     composing_models,
     is_ensemble,
-    read_config,
     without_effect,
 )
 from gangway.server.models.config_table import parameter_of
+from gangway.server.models.config_text import read_config
 from gangway.server.models.python_settings import CODE_SUFFIX
 from gangway.server.options.backend_settings import backend_setting
 

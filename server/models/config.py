@@ -1,28 +1,24 @@
-"""config.pbtxt: reading it, and checking whether this server can honour it.
+"""Checking whether this server can honour a model's configuration.
 
 Every field that is set is looked up in `config_table.py`. What a table cannot say is checked here: a value that is
 refused, fields that contradict each other, and an ensemble that cannot work whatever its models are. For ensembles the
 texts of the messages are Triton's.
 """
 
-import codecs
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
-from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.artifact.precision import BF16, FP32
-from gangway.base.files import require_regular
 from gangway.base.suggestion import did_you_mean
 from gangway.protos.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInput, ModelInstanceGroup, ModelOutput
 from gangway.server.errors import MAX_REASON_CHARACTERS, ConfigError, shortened
@@ -342,7 +338,6 @@ NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
 MAX_SIZE = 2**31 - 1  # of a dimension
 MAX_SIZE_DIGITS = 20  # leading zeros included
 _BUCKETS: Final = f"parameter {BUCKETS_PARAMETER}"
-MAX_FILE_BYTES = 1 << 20
 MAX_FILENAME_BYTES = 255
 MAX_CONFIG_BYTES = 256_000  # serialised; it travels to the front end in one message
 
@@ -429,42 +424,6 @@ def buckets_of(
     if (count := math.prod(len(sizes[symbol]) for symbol in symbols if symbol in sizes)) > most:
         raise ConfigError(f"{count} buckets are declared, at most {most} shapes are compiled")  # and nothing is made
     return list(itertools.product(*(sizes[symbol] if symbol in sizes else (known[symbol],) for symbol in symbols)))
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Parse a config.pbtxt. Raises ConfigError with file, line and column."""
-    try:
-        require_regular(path)
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
-        return text_format.Parse(_decoded(path.read_bytes()), ModelConfig())
-    except text_format.ParseError as error:
-        # The message begins with line:column.
-        raise ConfigError(f"{path.name}: {shortened(str(error))}{_near_field(str(error))}") from None
-    except (OSError, ValueError, TypeError) as error:  # the latter two: values that the parser lets pass
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{path.name}: {error}") from error
-
-
-UNKNOWN_FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
-
-
-def _near_field(error: str) -> str:
-    """Return which field may be meant, if a parser's error is about one that there is not."""
-    found = UNKNOWN_FIELD.search(error)
-    if found is None:
-        return ""
-    message = ModelConfig.DESCRIPTOR.file.pool.FindMessageTypeByName(found[1])
-    return did_you_mean(found[2], message.fields_by_name)
-
-
-def _decoded(content: bytes) -> str:
-    """Return the text. What is neither UTF-8 nor begins with a mark is mostly a comment in an old 8-bit encoding."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("latin-1")  # every byte is a character
 
 
 def check_supported(config: ModelConfig, name: str) -> None:

@@ -36,9 +36,9 @@ from gangway.server.models.config import (
     foreign_engine,
     is_ensemble,
     qos_of,
-    read_config,
     without_effect,
 )
+from gangway.server.models.config_text import read_config
 from gangway.server.models.python_settings import CODE_FILENAME, CODE_SUFFIX, ENVIRONMENT_PARAMETER, PythonSettings
 from gangway.server.models.sequences import SequenceSettings
 from gangway.server.models.settings import QueuePolicies

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from gangway.server.check.trial import STOP_S, trial_server
-from gangway.server.models.config import read_config
+from gangway.server.models.config_text import read_config
 from testing.live_server import live_server
 from testing.processes import descendants_of
 from testing.repository import GANGWAY
