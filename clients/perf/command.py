@@ -197,7 +197,7 @@ def _workload(
         isolated_us = measure_isolated(connection.url, requests, options.timeout_ms / 1000, tls, options.client)
         least_us = least_targets_us(connection, mix.names)
     levels = parse_levels(options.qos) if options.qos and options.qos != FROM_CONFIG else ()
-    configured = {} if levels else configured_targets(connection, requests, not options.isolated)
+    configured = {} if levels else configured_targets(connection, requests)
     own = mix.with_qos(None) if options.qos == FROM_CONFIG else mix
     return resolve(own, levels, configured, isolated_us, least_us)
 

@@ -119,19 +119,17 @@ def measure_isolated(
         return {name: _isolated_us(connect, url, name, request, timeout_s, tls) for name, request in requests.items()}
 
 
-def configured_targets(
-    connection: ServerConnection, requests: Mapping[str, bytes], resolved: bool = True
-) -> dict[str, Qos | None]:
+def configured_targets(connection: ServerConnection, requests: Mapping[str, bytes]) -> dict[str, Qos | None]:
     """Return the target in each model's configuration, None where it has none. Raises ClientError, WorkloadError.
 
-    `resolved`: the server resolves multiples, if it reports the targets of requests, as Gangway does.
+    A server that reports the targets of requests, as Gangway does, resolves multiples itself.
     """
     targets: dict[str, Qos | None] = {}
     for name, request in requests.items():
         parameters = connection.model_config(name).config.parameters
         text = parameters[QOS_PARAMETER].string_value if QOS_PARAMETER in parameters else ""
         qos = parse_qos(text) if text else None
-        if resolved and qos is not None and qos.multiple is not None:
+        if qos is not None and qos.multiple is not None:
             qos = _resolved_by_server(connection, request) or qos
         targets[name] = qos
     return targets

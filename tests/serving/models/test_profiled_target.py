@@ -8,6 +8,7 @@ from pathlib import Path
 from gangway.artifact.profile import LayerProfile, Profile, ProfiledMachine, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.base.host_limits import cpu_name
+from gangway.clients.perf.command import main as perf
 from gangway.scheduler.policies.targets import REQUEST_US
 from testing.reference import example_of
 from testing.repository import GANGWAY
@@ -33,7 +34,7 @@ def profiled(artifact: Path) -> Profile:
                    isolated_us=times_us, together_us=times_us)  # fmt: skip
 
 
-def test_server_and_capacity_have_the_target_of_the_profile(compiled_zoo: CompiledZoo, tmp_path: Path) -> None:
+def test_server_perf_and_capacity_have_the_target_of_the_profile(compiled_zoo: CompiledZoo, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     cache = compiled_zoo.linked_cache(tmp_path / "cache")
     write_profile(cache, profiled(cache / compiled_zoo.artifact("mlp").name))
@@ -46,6 +47,9 @@ def test_server_and_capacity_have_the_target_of_the_profile(compiled_zoo: Compil
         inputs = inputs_of(example.inputs)
         answer = served.client.infer("mlp", inputs, parameters={"gangway_stats": True}).get_response()
         assert answer.parameters["target_us"].int64_param == TARGET_US
+        result, flags = tmp_path / "result.json", ("--rate=50", "--queries=5", "--warmup=0", "--isolated=mlp=5")
+        assert perf([served.server.url, "--mix=mlp=1", "--qos=config", *flags, f"--json={result}"]) == 0
+    assert json.loads(result.read_text())["models"][0]["targets_us"] == {"qos": TARGET_US}
     command = [*GANGWAY, "capacity", "mlp=10@3x", "--cores=2", "--queries=50", "--json", f"--cache-dir={cache}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["models"][0]["target_us"] == TARGET_US
