@@ -47,7 +47,7 @@ def _parsed(text: str, name: str) -> ModelConfig:
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
-        raise ConfigError(f"{name}{_explained(text, error)}") from None
+        raise ConfigError(f"{name}: {_explained(text, error)}") from None
 
 
 def _decoded(content: bytes) -> str:
@@ -64,7 +64,7 @@ def _explained(text: str, error: text_format.ParseError) -> str:
     """Return where a text cannot be read, why, and what may be meant."""
     line, column = error.GetLine(), error.GetColumn()
     if line is None or column is None:
-        return f": {shortened(str(error))}"
+        return shortened(str(error))
     lines = text.split("\n")
     here = lines[line - 1] if line <= len(lines) else ""
     said = str(error).removeprefix(f"{line}:{column} : ")
@@ -77,7 +77,7 @@ def _explained(text: str, error: text_format.ParseError) -> str:
         what = f'expected "{expected[1]}", got {shortened(got)}'
     hint = _meant(what, here[: column - 1], got)
     open_bracket = "" if what.startswith(_NO_QUOTE) else _bracket(text)
-    return f", line {line}, column {column}: {what}{hint}{open_bracket}"
+    return f"line {line}, column {column}: {what}{hint}{open_bracket}"
 
 
 def _meant(what: str, before: str, got: str) -> str:

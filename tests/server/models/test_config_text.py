@@ -50,5 +50,5 @@ def test_a_mistake_is_told_with_its_place_and_what_to_write(tmp_path: Path, text
         read_config(path)
     line, column, ending = MISTAKES[text]
     told = str(caught.value)
-    assert told.startswith(f"config.pbtxt, line {line}, column {column}: ")
+    assert told.startswith(f"config.pbtxt: line {line}, column {column}: ")
     assert told.endswith(ending)

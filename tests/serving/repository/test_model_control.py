@@ -162,7 +162,7 @@ def test_a_reload_that_fails_leaves_what_there_is(served: Controlled) -> None:
     model = write(served.repository, "steady", 1)
     served.client.load_model("steady")
     replace(model / "config.pbtxt", b"max_batch_size: 8 nonsense")
-    with refused("INVALID_ARGUMENT", "load failed for model 'steady': config.pbtxt: 1:19"):
+    with refused("INVALID_ARGUMENT", "load failed for model 'steady': config.pbtxt: line 1, column 19: "):
         served.client.load_model("steady")
     replace(model / "config.pbtxt", b'default_model_filename: "absent.onnx"')
     with refused("INVALID_ARGUMENT", "there is no 1/absent.onnx"):

@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterato
 
 def test_without_strict_readiness_a_broken_model_is_no_obstacle(served: Controlled) -> None:
     write(served.repository, "broken", 1, config="max_batch_size: eight")
-    served.wait_until(lambda: "config.pbtxt: 1:17" in served.state("broken", "")[1])
+    served.wait_until(lambda: "config.pbtxt: line 1, column 17: " in served.state("broken", "")[1])
     assert served.client.is_server_ready() and not served.client.is_model_ready("broken")
     replace(served.repository / "broken" / "config.pbtxt", b"max_batch_size: 8")
     served.wait_until(lambda: served.client.is_model_ready("broken"))

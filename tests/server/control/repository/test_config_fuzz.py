@@ -103,4 +103,4 @@ def test_a_huge_file_is_not_read() -> None:
 
 
 def test_deep_nesting() -> None:
-    assert outcome_of(b"input {" * 5000).startswith("config.pbtxt, line 1, column ")
+    assert outcome_of(b"input {" * 5000).startswith("config.pbtxt: line 1, column ")

@@ -89,7 +89,7 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
     a, b, c = read_repository([tmp_path])
     assert isinstance(a, ModelVersion)
     assert isinstance(b, BrokenModel)
-    assert b.reason.startswith("config.pbtxt, line 2, column 1: ")
+    assert b.reason.startswith("config.pbtxt: line 2, column 1: ")
     assert "unknown_field" in b.reason
     assert c == BrokenModel("c", WHOLE_MODEL, "there is no version folder (such as '1')")
 
@@ -113,10 +113,10 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
         ("output { data_type: TYPE_FP32 }", "an output has no name"),
         ("version_policy { specific { versions: [1, 4] } }", r"asks for \[1, 4\], but there are \[1\]"),
         ('parameters { key: "qos_ms" value { string_value: "soon" } }', 'qos_ms: expected .* got "soon"'),
-        ("input { dims: 3 ", "config.pbtxt, line 1, column "),
+        ("input { dims: 3 ", "config.pbtxt: line 1, column "),
         ("input { dim: 3 }", r"no field named \"dim\".*; did you mean 'dims'\?"),
         ("dynamic_batchin {}", r"; did you mean 'dynamic_batching'\?"),
-        ("\x00", "config.pbtxt, line 1, column "),
+        ("\x00", "config.pbtxt: line 1, column "),
     ],
 )
 def test_wrong_configs_say_what_is_wrong(tmp_path: Path, config: str, reason: str) -> None:
