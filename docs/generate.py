@@ -127,8 +127,14 @@ def fields(support: Support) -> Iterator[str]:
 
 
 def parameters() -> Iterator[str]:
-    """Yield the parameters of a configuration."""
-    yield from (_item(f"`{name}`", _linked(entry.note)) for name, entry in PARAMETERS.items())
+    """Yield the parameters of a configuration, then those without effect, those of one reason together."""
+    in_vain: dict[str, list[str]] = {}
+    for name, entry in PARAMETERS.items():
+        if entry.support is Support.ACCEPTED:
+            in_vain.setdefault(entry.note, []).append(f"`{name}`")
+        else:
+            yield _item(f"`{name}`", _linked(entry.note))
+    yield from (_item(", ".join(names), f"no effect: {note}") for note, names in in_vain.items())
 
 
 def _linked(note: str) -> str:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from gangway.base.suggestion import nearest
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from gangway.server.models.config import DEFAULT_MODEL_FILENAME, PYTHON_BACKEND, field_name, is_ensemble
-from gangway.server.models.config_table import FIELDS, PARAMETERS
+from gangway.server.models.config_table import FIELDS, PARAMETERS, Support, support_of_parameter
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,9 @@ def _filename(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
 def _parameters(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
     if config.backend == PYTHON_BACKEND:
         return  # its code may read any parameter
-    for key in [key for key in config.parameters if key not in PARAMETERS]:
-        near = nearest(key, PARAMETERS)
+    honoured = [name for name, entry in PARAMETERS.items() if entry.support is Support.HONOURED]
+    for key in [key for key in config.parameters if support_of_parameter(key) is None]:
+        near = nearest(key, honoured)
         if near and near not in config.parameters:
             yield Change(f"parameters['{key}']", "unknown, without effect", f"parameters['{near}']")
             config.parameters[near].CopyFrom(config.parameters[key])

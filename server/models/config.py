@@ -30,6 +30,7 @@ from gangway.server.models.config_table import (
     FieldSupport,
     Support,
     parameter_of,
+    support_of_parameter,
 )
 
 _log = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def without_effect(config: ModelConfig, is_python: bool = False) -> tuple[str, .
     return (
         *((f"{engine} (the ONNX file is compiled, or executed by onnxruntime)",) if engine else ()),
         *check_fields(config),
-        *(f"parameter '{shortened(key)}' ({_unknown(key)})" for key in config.parameters if key not in PARAMETERS),
+        *(f"parameter '{shortened(key)}' ({why})" for key in config.parameters if (why := _parameter_in_vain(key))),
     )
 
 
@@ -211,7 +212,11 @@ def log_without_effect(name: str, in_vain: Sequence[str]) -> None:
         )
 
 
-def _unknown(parameter: str) -> str:
+def _parameter_in_vain(parameter: str) -> str:
+    """Return why a parameter has no effect; "" if it has one."""
+    known = support_of_parameter(parameter)
+    if known is not None:
+        return known.note if known.support is Support.ACCEPTED else ""
     return f"unknown{did_you_mean(parameter, PARAMETERS).replace(';', ',')}"
 
 

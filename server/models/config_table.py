@@ -45,6 +45,11 @@ def parameter_of(config: ModelConfig, name: str, default: str = "") -> str:
     return config.parameters[name].string_value if name in config.parameters else default
 
 
+def support_of_parameter(name: str) -> FieldSupport | None:
+    """Return what becomes of a parameter; None if it is unknown."""
+    return PARAMETERS.get(SESSION_OPTIONS if name.startswith(SESSION_OPTIONS.rstrip("*")) else name)
+
+
 def concurrency_of(config: ModelConfig) -> int:
     """Return how many requests, or batches, of a Python model's instance are executed at the same time; 0: no sense."""
     text = parameter_of(config, CONCURRENCY_PARAMETER, "1")
@@ -66,7 +71,12 @@ IDLE_PARAMETER = "idle_unload_s"  # without a request, until workers give the mo
 CONCURRENCY_PARAMETER = "gangway_python_concurrency"
 MOST_CONCURRENCY = 1000  # each execution may have a connection and a thread
 
+SESSION_OPTIONS = "session.*"  # any parameter that begins so
+
+CORES_ARE_CHOSEN = "the scheduler chooses the cores of each request"  # in place of a number of threads
+
 _NO_GPU = "there is no GPU"
+_ARENA = "memory for a request is planned when the model is compiled, and onnxruntime keeps none"
 _TENSORRT = "only TensorRT has it"
 _ANY_ENGINE = "any other name than ours is served with a warning if the version folder holds an .onnx file"
 _ONE_SHAPE = "a batch has one shape"
@@ -303,4 +313,16 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
     "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
     "gangway_target_since": _honoured("set by the server: when a target that is a multiple began to count"),
+    # of Triton's backend for ONNX
+    "intra_op_thread_count": _accepted(CORES_ARE_CHOSEN),
+    "inter_op_thread_count": _accepted(CORES_ARE_CHOSEN),
+    "execution_mode": _accepted("layers are executed one after another, each on the cores of its request"),
+    "enable_mem_arena": _accepted(_ARENA),
+    "enable_mem_pattern": _accepted(_ARENA),
+    "memory.enable_memory_arena_shrinkage": _accepted(_ARENA),
+    "arena_extend_strategy": _accepted(_ARENA),
+    SESSION_OPTIONS: _accepted("the server sets the options of onnxruntime's sessions"),
+    "cudnn_conv_algo_search": _accepted(_NO_GPU),
+    "gpu_mem_limit": _accepted(_NO_GPU),
+    "do_copy_in_default_stream": _accepted(_NO_GPU),
 }

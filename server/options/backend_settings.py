@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from gangway.artifact.format import Engine
 from gangway.base.numbers import integer
 from gangway.base.suggestion import did_you_mean
+from gangway.server.models.config_table import CORES_ARE_CHOSEN
 
 BackendSetting: TypeAlias = tuple[str, str, str]  # the backend or "", what is set, the value
 
@@ -24,7 +25,6 @@ DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dim
 
 _LIBRARIES: Final = "no shared libraries are loaded"
 _SHARED_MEMORY: Final = "shared memory of Python models grows with their tensors"
-_THREADS: Final = "the scheduler chooses the cores of each request"
 WITHOUT_EFFECT: Final[Mapping[tuple[str, str], str]] = {
     ("", "backend-directory"): _LIBRARIES,
     ("", "min-compute-capability"): "no GPU is used",
@@ -32,9 +32,9 @@ WITHOUT_EFFECT: Final[Mapping[tuple[str, str], str]] = {
     ("python", "shm-growth-byte-size"): _SHARED_MEMORY,
     ("python", "shm-region-prefix-name"): "shared memory of Python models has no names, so servers share none",
     ("python", "thread-pool-size"): "instances of Python models have no pool of threads",
-    (BACKEND, "enable-global-threadpool"): _THREADS,
-    (BACKEND, "intra_op_thread_count"): _THREADS,
-    (BACKEND, "inter_op_thread_count"): _THREADS,
+    (BACKEND, "enable-global-threadpool"): CORES_ARE_CHOSEN,
+    (BACKEND, "intra_op_thread_count"): CORES_ARE_CHOSEN,
+    (BACKEND, "inter_op_thread_count"): CORES_ARE_CHOSEN,
 }
 """Settings of Triton's that are accepted, by backend and name, each with the reason why it has no effect."""
 _EXECUTING: Final = ("", "python", BACKEND)

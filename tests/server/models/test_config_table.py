@@ -162,8 +162,24 @@ def test_what_many_people_write_is_served() -> None:
     assert without_effect(parsed(text)) == (
         "optimization.graph (the compiler, and onnxruntime where it serves, use all they have)",
         "optimization.execution_accelerators (models are compiled for this CPU anyway)",
-        "parameter 'intra_op_thread_count' (unknown)",
+        "parameter 'intra_op_thread_count' (the scheduler chooses the cores of each request)",
     )
+
+
+# What the backend for ONNX of Triton reads, as its README and source have it.
+ONNX_PARAMETERS = """
+intra_op_thread_count inter_op_thread_count execution_mode enable_mem_arena enable_mem_pattern arena_extend_strategy
+memory.enable_memory_arena_shrinkage session.use_device_allocator_for_initializers session.intra_op.allow_spinning
+cudnn_conv_algo_search gpu_mem_limit do_copy_in_default_stream
+""".split()  # noqa: SIM905 - a list of words is easier to compare
+
+
+@pytest.mark.parametrize("name", ONNX_PARAMETERS)
+def test_a_parameter_of_tritons_backend_is_told_why_it_has_no_effect(name: str) -> None:
+    config = parsed(f'parameters {{ key: "{name}" value {{ string_value: "1" }} }}')
+    (said,) = without_effect(config)
+    assert re.fullmatch(rf"parameter '{name}' \((?!unknown)[^()]{{10,}}\)", said)
+    assert without_effect(config, is_python=True) == (), "its code may read it"
 
 
 def test_what_comes_from_another_machine_is_served() -> None:
