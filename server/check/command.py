@@ -44,6 +44,7 @@ from gangway.server.models.config_table import parameter_of
 from gangway.server.models.config_text import read_config
 from gangway.server.models.python_settings import CODE_SUFFIX
 from gangway.server.options.backend_settings import backend_setting
+from gangway.server.options.server import files_of
 
 DESCRIPTION = """Try every model of a Triton repository on a server of its own, and say which can be served as they are,
 which can with changes of config.pbtxt, and which cannot. Compiled models stay in the cache, so `gangway serve` finds
@@ -63,19 +64,22 @@ class Verdict(StrEnum):
     CHANGES = "moves with changes"
     CANNOT = "cannot move"
 
-    @property
-    def of_several(self) -> str:
-        """The words for several models."""
-        return self.replace("moves", "move")
+    def of(self, count: int) -> str:
+        """Return the words for so many models."""
+        return f"{count} {self if count == 1 else self.replace('moves', 'move')}"
 
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """A model as it lies in a repository. `loose`: its ONNX file, if it has no version folder."""
+    """A model as it lies in a repository. `loose`: its ONNX file, if it has no version folder.
+
+    `is_alone`: a server takes that file as it is, since no folder lies beside it.
+    """
 
     name: str
     folder: Path
     loose: Path | None = None
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
         changed = [report for report in reports if report.verdict is Verdict.CHANGES]
         for report in changed if options.fix else ():
             _write(report)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, argparse.ArgumentTypeError) as error:  # the last of a file that is not readable
         print(f"gangway check: {error}", file=sys.stderr)
         return 1
     print(json.dumps([_plain(each) for each in reports], indent=1) if options.json else _summary(reports, options.fix))
@@ -168,11 +172,13 @@ def _backend_setting(text: str) -> str:
 
 def _candidates(directory: Path) -> Iterator[RepositoryModel]:
     """Yield the models of a repository, also those whose ONNX file lies beside where it should."""
+    for name, path in files_of(directory):
+        yield RepositoryModel(name, directory / name, path, is_alone=True)
     for name, folders in find_models([directory]).items():
         loose = sorted(folders[0].glob(f"*{ONNX_SUFFIX}"))
         has_versions = any(item.is_dir() and item.name.isdigit() for item in folders[0].iterdir())
         yield RepositoryModel(name, folders[0], loose[0] if len(loose) == 1 and not has_versions else None)
-    for path in sorted(directory.glob(f"*{ONNX_SUFFIX}")):
+    for path in () if files_of(directory) else sorted(directory.glob(f"*{ONNX_SUFFIX}")):
         if path.is_file() and not (directory / path.stem).exists():
             yield RepositoryModel(path.stem, directory / path.stem, path)
 
@@ -206,10 +212,10 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
 
     first = load()
     if written is None:
-        reason = first.reason.removeprefix(f"{CONFIG_FILENAME}: ")
+        reason = first.reason.removeprefix(CONFIG_FILENAME).lstrip(":, ")  # a place follows a comma, a text a colon
         return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, reason, "correct the text"),))
-    model = RepairedModel(name) if first.config else _known_of(server, candidate, written)
-    found, moved = repair(written, model), (_moved(candidate),) if candidate.loose else ()
+    model = RepairedModel(name) if first.config else _known_of(server, name, target, written)
+    found, moved = repair(written, model), (_moved(candidate),) if candidate.loose and not candidate.is_alone else ()
     outcome = first
     if found.changes:
         (target / CONFIG_FILENAME).unlink(missing_ok=True)
@@ -249,6 +255,8 @@ def _moves(loose: Path) -> dict[Path, str]:
     They are the ONNX file and the files with its weights: those beside it whose names it contains.
     """
     found = {loose: DEFAULT_MODEL_FILENAME}
+    if not loose.stat().st_size:  # nothing can be mapped of it
+        return found
     with loose.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for path in loose.parent.iterdir():
             if path.is_file() and path.suffix != ONNX_SUFFIX and content.find(path.name.encode()) >= 0:
@@ -262,19 +270,20 @@ def _moved(candidate: RepositoryModel) -> Change:
     return Change("layout", f"{candidate.loose.name} lies in no version folder", f"moved to {place}")
 
 
-def _known_of(server: TrialServer, candidate: RepositoryModel, written: ModelConfig) -> RepairedModel:
-    """Return what is known of a model that is not served as it is: nothing where code says what its tensors are."""
+def _known_of(server: TrialServer, name: str, folder: Path, written: ModelConfig) -> RepairedModel:
+    """Return what is known of a model that is not served as it is: nothing where code says what its tensors are.
+
+    `folder`: that of the server for trials.
+    """
     if is_ensemble(written) or written.backend == PYTHON_BACKEND:
-        return RepairedModel(candidate.name)
-    latest = latest_version(candidate.folder)
+        return RepairedModel(name)
+    latest = latest_version(folder)
     files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
     wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME
     filename = files[0] if len(files) == 1 and wanted not in files else wanted
     if filename.endswith(CODE_SUFFIX) or not (latest / filename).exists():
-        return RepairedModel(candidate.name, files)
-    return RepairedModel(
-        candidate.name, files, server.load(candidate.name, ModelConfig(default_model_filename=filename)).config
-    )
+        return RepairedModel(name, files)
+    return RepairedModel(name, files, server.load(name, ModelConfig(default_model_filename=filename)).config)
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -296,9 +305,10 @@ def _wrapped(head: str, text: str, columns: int) -> list[str]:
 
 def _summary(reports: Sequence[Report], fixed: bool) -> str:
     counts = {verdict: sum(report.verdict is verdict for report in reports) for verdict in Verdict}
-    text = ", ".join(f"{count} {verdict.of_several}" for verdict, count in counts.items() if count)
+    text = ", ".join(verdict.of(count) for verdict, count in counts.items() if count)
     hint = "changes are written" if fixed else "gangway check --fix writes the changes"
-    return f"\n{len(reports)} models: {text}" + (f" ({hint})" if counts[Verdict.CHANGES] else "")
+    models = "1 model" if len(reports) == 1 else f"{len(reports)} models"
+    return f"\n{models}: {text}" + (f" ({hint})" if counts[Verdict.CHANGES] else "")
 
 
 def _plain(report: Report) -> dict[str, object]:

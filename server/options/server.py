@@ -76,7 +76,7 @@ def _folders(arguments: argparse.Namespace) -> tuple[Path, ...]:
 def _files(arguments: argparse.Namespace) -> tuple[ModelFile, ...]:
     sources = _sources(arguments)
     files = [source for source in sources if isinstance(source, tuple)]
-    files += [file for source in sources if isinstance(source, Path) for file in _files_of(source)]
+    files += [file for source in sources if isinstance(source, Path) for file in files_of(source)]
     for name, count in Counter(name for name, _ in files).items():
         if count > 1:
             raise ValueError(f"{count} files are models called {name!r}: give another name, as NAME=FILE")
@@ -101,7 +101,7 @@ def _load_models(arguments: argparse.Namespace) -> tuple[str, ...]:
     return names
 
 
-def _files_of(folder: Path) -> tuple[ModelFile, ...]:
+def files_of(folder: Path) -> tuple[ModelFile, ...]:
     """Return the ONNX files of a folder that holds no folders, as models: nobody means it as an empty repository."""
     if any(member.is_dir() and not member.name.startswith(".") for member in folder.iterdir()):
         return ()

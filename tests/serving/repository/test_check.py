@@ -23,7 +23,7 @@ from testing.processes import descendants_of
 from testing.repository import GANGWAY
 from testing.waiting import until
 from tests.helpers import ensemble_configs
-from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, TENSORS, write_all
+from tests.helpers.repository_kinds import CANNOT, CHANGES, KINDS, MOVES, TENSORS, model, write_all
 from tests.helpers.whole_server import alive
 
 pytestmark = pytest.mark.long
@@ -241,3 +241,21 @@ def test_a_repository_and_its_files_have_the_same_engine(tmp_path: Path) -> None
             assert by_model[name] == f"served by onnxruntime: {by_file[name]['reason']}"
     assert by_model["any_length"].startswith("compiled, for each size of (length) that requests have")
     assert by_model["mixes_rows"].startswith("compiled, for each size of (N) that requests have")
+
+
+def test_files_are_judged_as_a_server_takes_the_folder(tmp_path: Path) -> None:
+    """Without folders beside them files are models; else each must lie in a folder of its own."""
+    (tmp_path / "models").mkdir()
+    contents = {"network": model(), "broken": b"no model", "empty": b""}
+    for name, content in contents.items():
+        (tmp_path / "models" / f"{name}.onnx").write_bytes(content)
+
+    def check() -> tuple[int, dict[str, str]]:
+        command = [*GANGWAY, "check", str(tmp_path / "models"), "--json", f"--cache-dir={tmp_path / 'cache'}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+        return done.returncode, {report["name"]: report["verdict"] for report in json.loads(done.stdout)}
+
+    assert check() == (1, {"network": MOVES, "broken": CANNOT, "empty": CANNOT})
+    (tmp_path / "models" / "beside" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "beside" / "1" / "model.onnx").write_bytes(model())
+    assert check() == (1, {"network": CHANGES, "broken": CANNOT, "empty": CANNOT, "beside": MOVES})
