@@ -91,6 +91,8 @@ def _meant(what: str, before: str, got: str) -> str:
         return near.replace("?", ", without quotes?") if found[2] else near
     if _NO_TEXT.match(what):
         return "; write it in quotes"
+    if got == "/":
+        return "; a comment begins with #"
     field = _FIELD_BEFORE.search(before)
     if field is None or not what.startswith('expected "{"') or got == _END:
         return ""

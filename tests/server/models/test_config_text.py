@@ -26,6 +26,8 @@ MISTAKES = {
     "platform: onnxruntime_onnx": (1, 11, "'onnxruntime_onnx'; write it in quotes"),
     "dynamic_batching: true": (1, 19, "got true; write dynamic_batching { }, with its fields between the braces"),
     "max_batch_size = 8": (1, 16, 'expected ":", got ='),
+    'name: "m" // it': (1, 11, "got /; a comment begins with #"),
+    "input {\n dims: [/* columns */ 7 ] }": (2, 9, "/; a comment begins with #"),
     'name: "m }': (1, 7, "String missing ending quote: '\"m }'"),
     # a field
     "max_batchsize: 8": (1, 1, "has no field named \"max_batchsize\"; did you mean 'max_batch_size'?"),

@@ -110,7 +110,8 @@ def test_the_index_has_no_more_and_no_less(brought: Brought) -> None:
     index = {model.name: model for model in brought.client.get_model_repository_index(headers=ADMIN).models}
     assert sorted(index) == sorted([*SERVED, "both", "ensemble", "markup"])
     assert index["first"].version == "0" and index["last"].version == str(MAX_VERSION)
-    assert "[/* columns */ 7 ]" in index["markup"].reason
+    assert index["markup"].reason.startswith("config.pbtxt: line 1, column 33: ")
+    assert index["markup"].reason.endswith("; a comment begins with #")
 
 
 def test_each_model_has_one_warning_of_what_is_in_vain(brought: Brought) -> None:
