@@ -6,12 +6,14 @@ else has rich's own Console, Table, Progress or TextColumn (`banned-api` in pypr
 
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, Any, Final, cast
 
 import rich.console
 import rich.progress
 import rich.table
+from rich.segment import Segment
 from rich.text import Text
 
 PIPE_COLUMNS: Final = 160  # of a line that is written to no terminal
@@ -42,7 +44,7 @@ class Console(rich.console.Console):
 class Table(rich.table.Table):
     """Columns with two spaces between them and no lines, which fits narrow terminals, and programs that read a pipe.
 
-    What does not fit is wrapped, and never left out.
+    What does not fit is wrapped, and never left out. No line ends with blanks, however long another one is.
     """
 
     def __init__(self, *headers: str, title: str = "", **options: Any) -> None:
@@ -57,14 +59,28 @@ class Table(rich.table.Table):
         options.setdefault("overflow", "fold")
         super().add_column(header, *arguments, **options)
 
+    def __rich_console__(self, console: rich.console.Console, options: rich.console.ConsoleOptions) -> Iterator[Any]:
+        """Yield the segments of the lines."""
+        made = (each for each in super().__rich_console__(console, options) if isinstance(each, Segment))  # all are
+        for line in Segment.split_lines(made):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style, line[-1].control)
+            yield from (*line, Segment.line())
+
 
 class ProgressBars(rich.progress.Progress):
-    """Bars that vanish when they are done. Descriptions take `columns` at least; `more` stands behind the bar."""
+    """Bars that vanish when they are done, and are shown on terminals only.
+
+    Descriptions take `columns` at least; `more` stands behind the bar.
+    """
 
     def __init__(self, console: Console, *more: rich.progress.ProgressColumn, columns: int = 1) -> None:
         description = rich.progress.TextColumn(f"{{task.description:<{columns}}}", markup=False)
         shown = (description, rich.progress.BarColumn(), *more, rich.progress.TimeElapsedColumn())
-        super().__init__(*shown, console=console, transient=True)
+        # Elsewhere a bar would leave an empty line.
+        super().__init__(*shown, console=console, transient=True, disable=not console.is_interactive)
 
 
 def _plain(text: str) -> str:

@@ -37,6 +37,25 @@ def test_nothing_of_a_table_is_left_out_in_narrow_terminals() -> None:
         assert "…" not in text
 
 
+def test_no_line_of_a_table_ends_with_blanks() -> None:
+    console = Console(record=True, width=160)
+    table = Table("model", "status", title="a title")
+    table.add_row("first", "ready", style="bold")
+    table.add_section()
+    table.add_row("second", f"not ready: {'why ' * 60}")
+    console.print(table)
+    lines = console.export_text().splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert (lines[0], lines[1].split(), lines[2].split()) == ("a title", ["model", "status"], ["first", "ready"])
+
+
+def test_a_bar_leaves_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for console in (Console(), Console(stderr=True)):
+        with ProgressBars(console) as bar:
+            bar.update(bar.add_task("x", total=1.0), completed=1)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_names_are_no_markup_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
     console = Console(stderr=True, force_terminal=True, width=80)
