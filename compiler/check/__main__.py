@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps([{"file": file, **asdict(found)} for file, found in checks.items()], indent=1))
     elif len(checks) > 1:
-        counts = Counter(found.served_by.value for found in checks.values())
-        print(f"\n{len(checks)} files: {', '.join(f'{count} by {name}' for name, count in counts.items())}")
+        counts = Counter(_verdict(found) for found in checks.values())
+        print(f"\n{len(checks)} files: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
     return int(any(found.served_by is ServedBy.NOTHING for found in checks.values()))
 
 
@@ -53,10 +53,14 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _verdict(found: "FileCheck") -> str:
+    return f"served by {found.served_by}" if found.served_by != "nothing" else "cannot be served"
+
+
 def _lines(file: str, found: "FileCheck") -> Iterator[str]:
     """Yield what is printed of a file."""
     columns = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    yield from _wrapped(f"{file}: {found.served_by}", columns)
+    yield from _wrapped(f"{file}: {_verdict(found)}", columns)
     if not found.layers:
         yield from _wrapped(f"  why: {found.reason}", columns)
         return

@@ -108,7 +108,9 @@ def test_command(file: Any, tmp_path: Path) -> None:
     assert json.loads(_run(path, "--json", "--dimension", "length=5").stdout)[0]["sizes"] == {"length": 5}
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")
+    alone = " ".join(_run(broken).stdout.split())  # whatever is wrapped
+    assert "broken.onnx: cannot be served why: broken.onnx is not an ONNX file" in alone and "files" not in alone
     both = _run(tmp_path, "--static")
     assert both.returncode == 1
-    assert "2 files: 1 by nothing, 1 by kernels" in both.stdout
+    assert "2 files: 1 cannot be served, 1 served by kernels" in both.stdout
     assert _run(path, "--fix").returncode == 2
