@@ -194,7 +194,7 @@ class Admission:
             if request is None or request.dropped or request.running:
                 continue
             model = self._models.get(request.query.model_id)
-            if model is not None and model.state is ModelState.LOADING:
+            if model is not None and model.state is ModelState.LOADING and model.is_waited_for:
                 continue
             if request.delays:
                 self._requests.delay(request, now_us)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from docs.generate import BEGIN, MEASUREMENTS
+from docs.generate import BEGIN, DOCS
 from testing import results
 from testing.report import Report
 
@@ -24,7 +24,7 @@ def test_a_run_enters_its_tables_and_keeps_the_others(tmp_path: Path) -> None:
 
 
 def test_each_table_stands_on_a_page_and_fits() -> None:
-    pages = "".join(page.read_text() for page in MEASUREMENTS.glob("*.md"))
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
     assert len(SUITES) > 8
     for path in SUITES:
         for title, table in results.read(path).items():
