@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,12 @@ STORAGE: Mapping[str, np.dtype[np.generic]] = {**DTYPES, "BF16": np.dtype(np.uin
 
 RAW_ONLY = ("FP16", "BF16")  # which have no JSON, as Triton has none for them
 MOST_EXAMPLE_VALUES = 1024  # larger tensors have no example that people would read
+
+
+def numbers_of(raw: bytes | memoryview, datatype: str) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return the elements of a tensor's bytes in one dimension, of BF16 as float32. BYTES have none."""
+    values = np.frombuffer(raw, STORAGE[datatype])
+    return (values.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else values
 
 
 def example_input(name: str, datatype: str, shape: Sequence[int]) -> dict[str, object] | None:

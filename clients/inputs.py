@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import DTYPES, numbers_of
 from gangway.artifact.example_requests import ExampleTensor, chosen_size, is_open, plausible_values
 from gangway.clients.errors import InputError, RefusedError
 from gangway.protos import grpc_service_pb2 as pb
@@ -246,7 +246,8 @@ def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
     """Return the tensor's shape with `batch` rows. Raises InputError if another dimension is open."""
     if is_open(tensor):
         raise InputError(f"input '{tensor.name}' has open dimensions {list(tensor.shape)}: give sizes or values")
-    return (_rows(tensor, batch), *tensor.shape[1:]) if tensor.shape or batch != 1 else ()
+    rows = _rows(tensor, batch)
+    return (rows, *tensor.shape[1:]) if tensor.shape else ()
 
 
 def _rows(tensor: TensorMetadata, batch: int) -> int:
@@ -310,9 +311,8 @@ def _raw_of(datatype: str, values: Array) -> bytes:
 def _values_of(datatype: str, raw: bytes) -> Array:
     if datatype == BYTES:
         return np.array(_split(raw), object)
-    if datatype == BF16:
-        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, dtype_of(datatype))
+    dtype_of(datatype)  # raises for one that has no values here
+    return numbers_of(raw, datatype)
 
 
 def _joined(strings: Array) -> bytes:

@@ -24,7 +24,14 @@ from gangway.base.console import Console, ProgressBars, Table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.simulator.batching import Batching
 from gangway.simulator.machine import Overheads
-from gangway.simulator.measured import MeasuredModel, cached_models, profiled_models, read_measured, shipped_models
+from gangway.simulator.measured import (
+    CachedModel,
+    MeasuredModel,
+    cached_models,
+    read_measured,
+    shipped_models,
+    with_files,
+)
 from gangway.simulator.rates import (
     QUERIES,
     TARGET,
@@ -93,13 +100,15 @@ def main(argv: Sequence[str]) -> int:
     console = Console(width=min(80, Console().width) if sys.stdout.isatty() else 80)
     try:
         mix = Mix("load", tuple(options.load))
-        in_fp32 = profiled_models(options.cache_dir, options.profile)
-        files = options.profile if options.precision == BF16 else []
-        in_bf16 = profiled_models(options.cache_dir, files, BF16)
-        measured = {**in_fp32, **in_bf16} if options.precision == BF16 else in_fp32
+        is_bf16 = options.precision == BF16
+        of_files = [read_measured(path) for path in options.profile]
+        cached_fp32, cached_bf16 = cached_models(options.cache_dir), cached_models(options.cache_dir, BF16)
+        in_fp32, in_bf16 = with_files(cached_fp32, of_files), with_files(cached_bf16, of_files if is_bf16 else [])
+        measured = {**in_fp32, **in_bf16} if is_bf16 else in_fp32
         either = {name: in_bf16[name] for name in mix.names if name in in_bf16 and options.precision == DEADLINE}
         scenario = partial(_scenario, mix, measured, either, OVERHEADS[options.overheads], options.batch)
-        print(_sources(options.cache_dir, options.precision, options.profile, mix.names), file=sys.stderr)
+        sources = _sources(options.cache_dir, cached_bf16 if is_bf16 else cached_fp32, of_files, mix.names)
+        print(sources, file=sys.stderr)
         with ProgressBars(Console(stderr=True)) as bars:
             task = bars.add_task("simulate", total=None)
             answer = find_capacity(scenario, options.cores, rate_per_s, options.goal / 100, options.queries)
@@ -124,10 +133,11 @@ def main(argv: Sequence[str]) -> int:
     return 0 if answer.carried else 1
 
 
-def _sources(cache_dir: Path, precision: str, files: Sequence[Path], names: Sequence[str]) -> str:
+def _sources(
+    cache_dir: Path, cached: Mapping[str, CachedModel], of_files: Sequence[MeasuredModel], names: Sequence[str]
+) -> str:
     """Return a line that says of which cache profiles are, and when each model was measured."""
-    own = [read_measured(path).model_name for path in files]
-    cached, shipped = cached_models(cache_dir, BF16 if precision == BF16 else FP32), shipped_models()
+    own, shipped = {model.model_name for model in of_files}, shipped_models()
     texts = []
     for name in names:
         if name in own:

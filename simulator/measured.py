@@ -12,7 +12,7 @@ those whose levels rise with the load. Where they do not rise, the load of somet
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,11 +114,7 @@ def profiled_models(cache_dir: Path, files: Sequence[Path], precision: str = FP3
 
     Raises ProfileError for a file that is wrong.
     """
-    found = {name: each.model for name, each in cached_models(cache_dir, precision).items()}
-    for path in files:
-        model = read_measured(path)
-        found[model.model_name] = model
-    return found
+    return with_files(cached_models(cache_dir, precision), [read_measured(path) for path in files])
 
 
 class CachedModel(NamedTuple):
@@ -126,6 +122,11 @@ class CachedModel(NamedTuple):
 
     model: MeasuredModel
     measured_s: float
+
+
+def with_files(cached: Mapping[str, CachedModel], of_files: Sequence[MeasuredModel]) -> dict[str, MeasuredModel]:
+    """Return the models of a cache, or of files, which count more, by name."""
+    return {name: each.model for name, each in cached.items()} | {model.model_name: model for model in of_files}
 
 
 def cached_models(cache_dir: Path, precision: str = FP32) -> dict[str, CachedModel]:

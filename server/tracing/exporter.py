@@ -77,19 +77,14 @@ def _json(entry: dict[str, object]) -> str:
 
 
 def _values_of(tensor: TensorRecord) -> str:
-    import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
-
-    from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
+    from gangway.artifact.datatypes import numbers_of  # noqa: PLC0415 - with numpy, which few exporters need
     from gangway.python_backend.elements import split_elements  # noqa: PLC0415
 
     data = tensor.data
     if tensor.datatype == "BYTES":
         elements = split_elements(data, math.prod(tensor.shape))
         return ",".join(json.dumps(element.decode(errors="backslashreplace")) for element in elements)
-    values = np.frombuffer(data, STORAGE[tensor.datatype])
-    if tensor.datatype == "BF16":  # the upper half of an FP32
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return ",".join(map(str, values.tolist()))
+    return ",".join(map(str, numbers_of(data, tensor.datatype).tolist()))
 
 
 WRITE_SECONDS: Final = 0.5  # between two writes, at least

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gangway.artifact.datatypes import STORAGE
+from gangway.artifact.datatypes import STORAGE, numbers_of
 from gangway.executor.frames import join_strings
 from gangway.python_backend.elements import split_texts
 from gangway.server.control.repository.trial_runs import SymbolSizes, Trial, TrialError, TrialRunner, trial_shapes
@@ -133,8 +133,7 @@ def _contents(array: Any) -> bytes:
 def _array(content: bytes, datatype: str, shape: Sequence[int]) -> Any:
     if datatype == "BYTES":
         return np.array(split_texts(content, math.prod(shape)), object).reshape(shape)
-    array = np.frombuffer(content, STORAGE[datatype]).reshape(shape)
-    return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
+    return numbers_of(content, datatype).reshape(shape)
 
 
 def _is_same(first: Any, second: Any) -> bool:

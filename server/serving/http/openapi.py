@@ -19,6 +19,7 @@ from gangway.server.serving.http.model_page import dims_of, least_declared_size
 
 VERSION: Final = "3.1.0"
 Json = dict[str, Any]
+Examples = list[Json] | None  # the inputs of an example, if there is one
 
 _OK: Final = {"200": {"description": "OK"}}
 _GENERAL: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -184,10 +185,11 @@ def _paths_of(model: ServedModel) -> Iterator[tuple[str, Json]]:
     yield f"{base}/config", {"get": _operation(model, "configuration")}
     yield f"{base}/stats", {"get": _operation(model, "statistics")}
     if not model.is_decoupled:  # which has no single answer
-        yield f"{base}/infer", {"post": _inference(model)}
+        examples = _examples(model)
+        yield f"{base}/infer", {"post": _inference(model, examples)}
         has_json = not any(each.datatype in RAW_ONLY for each in (*model.inputs.values(), *model.outputs.values()))
         if has_json and not model.sequence:  # whose parameters the first protocol has no place for
-            yield f"/v1/models/{quote(model.name, safe='')}:predict", {"post": _prediction(model)}
+            yield f"/v1/models/{quote(model.name, safe='')}:predict", {"post": _prediction(model, examples)}
 
 
 def _operation(model: ServedModel, what: str) -> Json:
@@ -206,7 +208,7 @@ def _asked(model: ServedModel, what: str, schema: Json, example: Json | None, an
     return {**_operation(model, what), "requestBody": body, "responses": responses}
 
 
-def _examples(model: ServedModel) -> list[dict[str, Any]] | None:
+def _examples(model: ServedModel) -> Examples:
     """Return the inputs of an example; None if one is too large, or JSON has not all of them and of the outputs."""
     if any(each.datatype in RAW_ONLY for each in model.outputs.values()):
         return None
@@ -216,12 +218,11 @@ def _examples(model: ServedModel) -> list[dict[str, Any]] | None:
     return known if len(known) == len(found) else None
 
 
-def _inference(model: ServedModel) -> Json:
+def _inference(model: ServedModel, examples: Examples) -> Json:
     inputs = [_schema(model, tensor) for tensor in model.inputs.values()]
     schema = _object(
         ("inputs",), id={"type": "string"}, parameters={"type": "object"}, inputs=_array({"oneOf": inputs})
     )
-    examples = _examples(model)
     outputs = [_schema(model, each) for each in model.outputs.values()]
     answer = _object(
         ("model_name", "outputs"),
@@ -233,7 +234,7 @@ def _inference(model: ServedModel) -> Json:
     return _asked(model, "inference", schema, None if examples is None else parameters | {"inputs": examples}, answer)
 
 
-def _prediction(model: ServedModel) -> Json:
+def _prediction(model: ServedModel, examples: Examples) -> Json:
     """Return KServe's first protocol: rows in, rows out, or whole tensors by name."""
     values = {
         each.name: {"description": f"{each.datatype} [{', '.join(dims_of(model, each))}], nested"}
@@ -246,7 +247,6 @@ def _prediction(model: ServedModel) -> Json:
             _object(("inputs",), inputs=_object(needed, **values)),
         ]
     }
-    examples = _examples(model)
     example = None if examples is None else {"inputs": {each["name"]: _nested(each) for each in examples}}
     answer = {"oneOf": [_object(("predictions",), predictions=_array({})), _object(("outputs",), outputs={})]}
     return _asked(model, "predict, by KServe's first protocol", schema, example, answer)

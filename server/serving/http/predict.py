@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import numbers_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.python_backend.elements import join_elements, split_elements
 from gangway.server.errors import invalid
@@ -255,9 +255,7 @@ def _array_of(output: Output) -> Any:
         array = np.empty(len(texts), object)
         array[:] = texts
         return array.reshape(shape)
-    if tensor.datatype == "BF16":
-        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    array = np.frombuffer(raw, DTYPES[tensor.datatype]).reshape(shape)
+    array = numbers_of(raw, tensor.datatype).reshape(shape)
     return array.astype(np.float32) if tensor.datatype == "FP16" else array
 
 
