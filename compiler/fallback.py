@@ -36,7 +36,7 @@ from gangway.artifact.format import (
 )
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
-from gangway.base.host_limits import FreeMemory, anonymous_bytes
+from gangway.base.host_limits import FreeMemory, allocated_by
 from gangway.compiler.arguments import NO_DIMENSIONS, ModelSource
 from gangway.compiler.errors import (
     CompilerFaultError,
@@ -188,7 +188,7 @@ def leave_to_onnxruntime(
             trial_sizes=signature.trial_sizes,
             phase_us=phase_us,
             parameters=count_parameters(path),
-            session_bytes=max(0, session_bytes if saved_bytes is None else saved_bytes),
+            session_bytes=session_bytes if saved_bytes is None else saved_bytes,
             compiler_version=compiler_version(),
         )
         return writer.commit(manifest)
@@ -217,9 +217,8 @@ def _look_at(path: Path, optional: Sequence[str], must_run: bool) -> _Found:
 
 def _opened(path: Path, optional: Sequence[str], must_run: bool, are_apart: bool) -> _Found:
     try:
-        before_bytes = anonymous_bytes()
-        trials = SessionTrials(open_session(path), are_apart)
-        session_bytes = anonymous_bytes() - before_bytes
+        session, session_bytes = allocated_by(lambda: open_session(path))
+        trials = SessionTrials(session, are_apart)
         signature = read_signature(trials, optional)
         inputs = trials.session.get_inputs()
         if must_run and not _has_open_sizes(inputs):
@@ -261,9 +260,8 @@ def _save_optimised(writer: OnnxArtifactWriter, found: _Found, target: TargetSpe
 
     def save() -> tuple[bool, int]:
         open_session(writer.model_path, save=path, layouts=layouts, exact=exact)
-        before_bytes = anonymous_bytes()
-        trials = SessionTrials(open_session(path, optimise=not layouts), found.are_apart)
-        session_bytes = anonymous_bytes() - before_bytes
+        session, session_bytes = allocated_by(lambda: open_session(path, optimise=not layouts))
+        trials = SessionTrials(session, found.are_apart)
         return _behaviour(trials, found.signature.trial_sizes) == found.behaviour, session_bytes
 
     is_alike, session_bytes = False, 0

@@ -24,7 +24,7 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.writer import ArtifactWriter, temporary_prefix
-from gangway.base.host_limits import anonymous_bytes
+from gangway.base.host_limits import allocated_by
 from gangway.compiler.arguments import CompileOptions, ModelSource
 from gangway.compiler.comparison.candidate import CompiledCandidate
 from gangway.compiler.comparison.difference import difference_from_onnxruntime
@@ -272,13 +272,10 @@ def _write_islands(steps: Sequence[PlacedLayer], writer: ArtifactWriter) -> tupl
     from gangway.artifact.onnx_session import open_session, reason_of  # noqa: PLC0415 - most models have no island
 
     writer.flushed_weights()
-    before_bytes = anonymous_bytes()
     try:
-        sessions = [open_session(path) for path in paths.values()]
+        _, session_bytes = allocated_by(lambda: [open_session(path) for path in paths.values()])
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise UnsupportedModelError(f"onnxruntime does not open a layer: {reason_of(error)}") from error
-    session_bytes = max(0, anonymous_bytes() - before_bytes)
-    del sessions
     return {spec: path.name for spec, path in paths.items()}, session_bytes
 
 

@@ -17,7 +17,7 @@ import onnx
 from gangway.artifact.format import LEAST_MAPPED_BYTES, STAND_IN, Engine, Manifest, align_up
 from gangway.artifact.onnx_session import open_session, reason_of
 from gangway.artifact.writer import OnnxArtifactWriter
-from gangway.base.host_limits import anonymous_bytes
+from gangway.base.host_limits import allocated_by
 from gangway.compiler.arguments import ModelSource
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fallback import SessionTrials, check_tensors, make_readable_copy, whole_layer
@@ -113,14 +113,12 @@ def _opens(path: Path) -> Callable[[], int]:
 
     def opened() -> int:
         try:
-            before_bytes = anonymous_bytes()
-            session = open_session(path)
-            session_bytes = anonymous_bytes() - before_bytes
+            session, session_bytes = allocated_by(lambda: open_session(path))
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
         check_tensors(session.get_inputs(), session.get_outputs())
         with suppress(Exception):  # whatever it does not like about zeros
             SessionTrials(session, are_apart=False).run(session.get_inputs(), rows=1, sizes={})
-        return max(0, session_bytes)
+        return session_bytes
 
     return opened

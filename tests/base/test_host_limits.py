@@ -2,11 +2,13 @@
 
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gangway.base.host_limits import (
     FreeMemory,
+    allocated_by,
     cpu_quota,
     idle_seconds,
     memory_limit,
@@ -105,3 +107,20 @@ def test_cores_have_idled_for_the_time_that_they_did_not_work_or_be_taken(tmp_pa
     assert idle_seconds((2, 0), tmp_path) == (1.0, 5.0)
     assert idle_seconds((0, 1), tmp_path) is None, "the container's system does not show this core"
     assert idle_seconds((0,), tmp_path / "absent") is None
+
+
+def test_what_is_allocated_of_pages_that_the_process_has() -> None:
+    """A thread keeps its last freed pages, and malloc gives them out again: resident memory does not grow then."""
+    mib = 1 << 20
+
+    def allocate() -> int:
+        bytes(30 * mib)  # from now on, malloc takes smaller blocks from the thread's own pages
+        held = [b"1" * mib for _ in range(40)]
+        garbage: list[object] = [b"1" * (4 * mib)]
+        garbage.append(garbage)
+        del held, garbage
+        _, allocated_bytes = allocated_by(lambda: ([b"2" * mib for _ in range(16)], [[] for _ in range(10_000)]))
+        return allocated_bytes
+
+    with ThreadPoolExecutor(1) as thread:
+        assert 16 * mib <= thread.submit(allocate).result() < 18 * mib

@@ -201,4 +201,4 @@ def test_a_model_that_onnxruntime_writes_wrongly_is_kept_as_it_is(tmp_path: Path
     onnx.save(model, path)
     manifest = compile_model(path, "old", Cache(tmp_path / "cache"), detect(), lambda *_: None).manifest
     assert set(manifest.files) == {"onnx/model.onnx"}
-    assert manifest.session_bytes > WEIGHTS_BYTES / 2, "a copy of its own, less pages that the process gives back"
+    assert manifest.session_bytes > WEIGHTS_BYTES * 0.9, "a copy of its own"
