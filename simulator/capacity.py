@@ -59,6 +59,7 @@ others.
 exit status: 0 the load is carried, 1 it is not, 2 wrong usage"""
 SEEDS: Final = 3
 MOST_CORES: Final = 256
+PLANNED: Final = 2 / 3  # of what the simulator finds: what the machine does beside, and how arrivals differ from it
 BUSY: Final = 0.95  # of all cores, beyond which no machine carries a load for long
 
 
@@ -80,8 +81,8 @@ class ModelAnswer:
 class CapacityAnswer:
     """What a machine makes of a load.
 
-    `highest`: the highest load that it carries, as a multiple of this one, for each of several seeds. `cores_needed`:
-    None beyond MOST_CORES. `doubts`: why it may be wrong.
+    `highest`: the highest load that it carries, as a multiple of this one, for each of several seeds. `planned`: the
+    multiple to plan with. `cores_needed`: None beyond MOST_CORES. `doubts`: why it may be wrong.
     """
 
     cores: int
@@ -89,6 +90,7 @@ class CapacityAnswer:
     carried: bool
     core_use: float
     highest: RateEstimate
+    planned: float
     cores_needed: int | None
     doubts: tuple[str, ...] = ()
 
@@ -165,12 +167,14 @@ def find_capacity(
     rows = zip(run.summary.models, here.mix.shares, alone_us, here.targets_us, strict=True)
     goal, seeds = RateGoal(share, each=True), range(1, SEEDS + 1)
     highest = estimate_rate(DEFAULT_POLICY, here, goal, queries, seeds, rate_per_s)
+    multiples = tuple(rate / rate_per_s for rate in highest.rates_per_s)
     return CapacityAnswer(
         cores,
         tuple(_model_answer(row, part * rate_per_s, alone_us, target_us) for row, part, alone_us, target_us in rows),
         carries(here, rate_per_s, share, queries),
         run.core_use,
-        RateEstimate(tuple(rate / rate_per_s for rate in highest.rates_per_s)),
+        RateEstimate(multiples),
+        PLANNED * min(multiples),
         _cores_needed(scenario, rate_per_s, share, queries),
         (*(f"{doubt}; `gangway profile` measures it" for doubt in here.doubts), *_small_models(here)),
     )
@@ -255,6 +259,7 @@ def _sentences(answer: CapacityAnswer, percent: float) -> list[str]:
     needed = f"more than {MOST_CORES}" if answer.cores_needed is None else str(answer.cores_needed)
     found = [
         f"highest load on {answer.cores} cores: {answer.highest} times this one",
+        f"plan with {answer.planned:.3g} times this one: two thirds of the least of {SEEDS} simulations",
         f"cores for this load: {needed}",
     ]
     late = [model for model in answer.models if model.in_time is not None and model.in_time < percent / 100]

@@ -96,6 +96,7 @@ def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str], tmp_path:
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("cores for this load: ") for line in lines)
+    assert any(line.startswith("plan with ") for line in lines)
 
 
 def test_json_has_what_the_table_shows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -105,6 +106,7 @@ def test_json_has_what_the_table_shows(capsys: pytest.CaptureFixture[str], tmp_p
     answer = json.loads(capsys.readouterr().out)
     assert (status, answer["carried"], answer["models"][2]["in_time"]) == (1, False, None)
     assert answer["cores_needed"] is None or answer["cores_needed"] > 2
+    assert 0 < answer["planned"] < 0.7 * answer["highest"] < 0.7
 
 
 @pytest.mark.parametrize(
