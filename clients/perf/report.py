@@ -81,8 +81,21 @@ def show_found(console: Console, session: Session, goal: PerfGoal, found: Mappin
             text = f"{_rate(each.rate_per_s, session)}, {each.share:.1%}"
             text += " (the highest rate tried)" if each.limited else ""
         else:
-            text = f"none, down to {min(probe.rate_per_s for probe in each.probes):.3g}/s"
+            text = _none_found(session, label, min(probe.rate_per_s for probe in each.probes))
         console.print(f"highest rate with {goal.share:.0%} of {of} queries within {label}: {text}", style="bold")
+
+
+def _none_found(session: Session, label: str, lowest_per_s: float) -> str:
+    """Return what a search says that found nothing: which model misses its target at the lowest rate, by how much."""
+    run = next(run for run in session.runs if run.rate_per_s == lowest_per_s)
+    shares = {row.name: share for row in run.summary.models if (share := row.satisfied[label]) is not None}
+    worst = min(shares, key=lambda name: shares[name])
+    at = session.workload.mix.names.index(worst)
+    row, target_us = run.summary.models[at], session.workload.targets_us[label][at]
+    return (
+        f"none, down to {lowest_per_s:.3g}/s: {worst} has {shares[worst]:.1%} there, p95 {_ms(row.p95_us)} ms, target"
+        f" {_ms(target_us)} ms; a longer run searches lower"
+    )
 
 
 def show_reached(console: Console, session: Session, goal: PerfGoal) -> None:
