@@ -100,9 +100,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         name = unknown[0].partition("=")[0]
-        near = did_you_mean(name, self._option_string_actions) if name.startswith("-") else ""
+        flags = list(self._option_string_actions)
+        beginning = [flag for flag in flags if flag.startswith(name)]
+        near = did_you_mean(name, beginning if len(beginning) == 1 else flags) if name.startswith("-") else ""
         if not near and name.startswith("--"):
-            ending = [flag for flag in self._option_string_actions if flag.endswith(name[1:])]
+            ending = [flag for flag in flags if flag.endswith(name[1:])]
             shown = sorted(ending, key=lambda flag: flag not in self._common)[:MAX_ENDING]
             near = f"; there is {' and '.join(shown)}" if shown else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")

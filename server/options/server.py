@@ -348,6 +348,8 @@ class GeneralOptions:
         " it, 0: none (%(default)s)")  # fmt: skip
     profile_seconds: float = from_flags("--profile-seconds", attrgetter("profile_seconds"), _add_profile_seconds,
         ("--no-profile",), default=PROFILE_SECONDS)  # fmt: skip
+    allow_client_shm: bool = flag("--allow-client-shm", True, type=boolean, metavar="BOOL",
+        help="let clients register shared memory for inputs and outputs (true)")  # fmt: skip
     exit_delay_secs: float = flag("--exit-delay-secs", 0.0, type=seconds, metavar="SECONDS",
         help="how long after SIGTERM the server only says that it is not ready, before it refuses requests: time for a"
         " router to send none here (0)")  # fmt: skip

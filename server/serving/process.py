@@ -141,7 +141,7 @@ class FrontEnd:
         loop = serving.loop
         self.repository = RepositoryMethods(loop, around.say or (lambda message: False), slots.aside)
         self.changes = SharedChanges(loop, self._apply, around.say)
-        self._regions = RegionMethods(regions, self.changes.make)
+        self._regions = RegionMethods(regions, self.changes.make, options.general.allow_client_shm)
         self.access_log = AccessLog(options.access_log, options.logs.format) if options.access_log.file else None
         self._logs = LogMethods(options.logs, around.log, self.changes.make, Turns(loop), self.access_log)
         traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make, Turns(loop))

@@ -161,12 +161,15 @@ class RegionMethods:
     """The methods for shared memory: system regions work, GPU memory does not exist here.
 
     Methods are named as the remote procedures. Each takes the request's message and returns the response's. `make` has
-    all front ends `apply` a change, or raises RequestError.
+    all front ends `apply` a change, or raises RequestError. Unless they `are_allowed`, there are none.
     """
 
-    def __init__(self, regions: Regions, make: Callable[[RegionChange], Driven[None]]) -> None:
+    def __init__(
+        self, regions: Regions, make: Callable[[RegionChange], Driven[None]], are_allowed: bool = True
+    ) -> None:
         self._regions = regions
         self._make = make
+        self._are_allowed = are_allowed
 
     def apply(self, change: RegionChange) -> None:
         """Make a change in this process. Raises RequestError."""
@@ -194,6 +197,7 @@ class RegionMethods:
         self, request: pb.SystemSharedMemoryRegisterRequest, _slices: Slices
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a region, in all front ends."""
+        self._check_allowed()
         name, key = request.name, request.key
         if len(name) > MAX_NAME_BYTES or len(key) > MAX_KEY_CHARACTERS:
             self._regions.register(Registration(name, key, request.offset, request.byte_size))  # which refuses it
@@ -206,6 +210,7 @@ class RegionMethods:
         self, request: pb.SystemSharedMemoryUnregisterRequest, _slices: Slices
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Forget one region, or all of them if none is named, in all front ends."""
+        self._check_allowed()
         if len(request.name) <= MAX_NAME_BYTES:  # else it is not known, which is fine
             await self._make(RegionChange("unregister", request.name))
         return pb.SystemSharedMemoryUnregisterResponse()
@@ -222,11 +227,18 @@ class RegionMethods:
 
     def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
         """Refuse: this server computes on CPUs."""
+        self._check_allowed()
         invalid(f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported")
 
     def cuda_unregister(self, _request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
         """Do nothing: what was never registered is fine, as in Triton."""
+        self._check_allowed()
         return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _check_allowed(self) -> None:
+        """Raise RequestError if clients may not register regions."""
+        if not self._are_allowed:
+            unsupported("Client shared memory is disabled: --allow-client-shm=true of the server enables it")
 
 
 def _file_number(key: str) -> int:

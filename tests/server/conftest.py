@@ -28,7 +28,7 @@ from gangway.server.control.repository.completed_config import complete_config, 
 from gangway.server.messages import InitialLoadDone, ModelReady
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
-from gangway.server.options.server import AccessLogOptions
+from gangway.server.options.server import AccessLogOptions, GeneralOptions
 from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.serving.grpc.streams import StreamLimits
 from gangway.server.serving.loop import THREADS, ServingLoop
@@ -42,6 +42,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 HTTP_RESTRICTIONS = Restrictions((parse_restriction("logging,model-repository:secret=42"),))
 IO_BYTES = 64 * 1024 * 1024
 NO_ACCESS_LOG = AccessLogOptions()
+GENERAL = GeneralOptions()
 STREAM_LIMITS = StreamLimits(
     streams=6,
     in_flight=4,
@@ -179,7 +180,10 @@ class Server:
 
 @contextmanager
 def front_end_server(
-    options: GrpcOptions, http_tls: TlsFiles | None = None, access_log: AccessLogOptions = NO_ACCESS_LOG
+    options: GrpcOptions,
+    http_tls: TlsFiles | None = None,
+    access_log: AccessLogOptions = NO_ACCESS_LOG,
+    general: GeneralOptions = GENERAL,
 ) -> Iterator[Server]:
     """A front end of its own. Nothing of it is left at the end."""
     control = ControlSegment.create(ControlLayout(workers=1, front_ends=1, leases=1))
@@ -195,7 +199,7 @@ def front_end_server(
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
     http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS, tls=http_tls)
-    serve_options = ServeOptions(grpc=options, http=http_options, access_log=access_log)
+    serve_options = ServeOptions(general=general, grpc=options, http=http_options, access_log=access_log)
     front_end = FrontEnd(plane, serve_options, serving, Surroundings(stream_limits=limits))
     address = front_end.listen("127.0.0.1:0")
     http_url = front_end.http.listen("127.0.0.1:0")

@@ -37,7 +37,7 @@ disable-auto-complete-config strict-readiness model-control-mode repository-poll
 model-load-thread-count allow-http http-address http-port reuse-http-port http-header-forward-pattern
 http-thread-count http-restricted-api http-max-input-size allow-metrics allow-cpu-metrics metrics-address
 metrics-port metrics-interval-ms metrics-config trace-config backend-config cache-config rate-limit
-rate-limit-resource
+rate-limit-resource allow-client-shm
 """.split()  # noqa: SIM905 - a list of words is easier to compare with the help
 
 

@@ -210,6 +210,7 @@ def test_a_flag_without_a_value_says_that_it_has_none(tmp_path: Path, command: s
     ("arguments", "said"),
     [
         (("serve", "--htp-port=1"), "unrecognized arguments: --htp-port=1; did you mean '--http-port'?"),
+        (("serve", "--model-repo=x"), "unrecognized arguments: --model-repo=x; did you mean '--model-repository'?"),
         (("client", "x", "--cuont", "3"), "unrecognized arguments: --cuont; did you mean '--count'?"),
         (("client", "x", "--zzz"), "unrecognized arguments: --zzz\n"),
         (("serve", ".", "--scheduler=vetair"), "veltair_as; did you mean 'veltair'?"),

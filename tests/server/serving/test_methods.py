@@ -15,8 +15,11 @@ from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.messages import WHOLE_MODEL, ModelUnavailable
+from gangway.server.options.endpoints import GrpcOptions
+from gangway.server.options.server import GeneralOptions
 from tests.helpers.methods import METHOD_WAYS
 from tests.helpers.ways import RefusedError
+from tests.server.conftest import NO_ACCESS_LOG
 
 Call = Callable[[Any], Any]
 KEY = {"secret": "42"}  # which HTTP wants for some methods
@@ -87,6 +90,30 @@ def test_unknown_models(call: Call, kind: Any) -> None:
     with pytest.raises(RefusedError, match="Request for unknown model: 'nobody' is not found") as caught:
         call(kind(name="nobody"))
     assert caught.value.is_of("NOT_FOUND")
+
+
+@pytest.fixture(scope="module")
+def closed(start_front_end: Any) -> Any:
+    """A front end whose clients may not register regions."""
+    return start_front_end(GrpcOptions(), None, NO_ACCESS_LOG, GeneralOptions(allow_client_shm=False))
+
+
+@pytest.mark.parametrize("way", METHOD_WAYS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pb.SystemSharedMemoryRegisterRequest,
+        pb.SystemSharedMemoryUnregisterRequest,
+        pb.CudaSharedMemoryRegisterRequest,
+        pb.CudaSharedMemoryUnregisterRequest,
+    ],
+)
+def test_clients_that_may_not_register_regions(closed: Any, way: str, kind: Any) -> None:
+    call = METHOD_WAYS[way]
+    with pytest.raises(RefusedError, match="Client shared memory is disabled: --allow-client-shm=true") as caught:
+        call(closed, kind(name="region"))
+    assert caught.value.is_of("UNIMPLEMENTED")
+    assert not call(closed, pb.SystemSharedMemoryStatusRequest()).regions
 
 
 def test_settings_of_traces_and_logs(call: Call) -> None:
