@@ -167,7 +167,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         _state_types(model, unknown)
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
-        model = _infer(model, bool(dimensions))
+        model = _infer(model)
         _check_ranks(model.graph.output)
         checker.check_model(model)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
@@ -251,16 +251,15 @@ def _last_opened(path: Path, stamp: tuple[int, ...]) -> tuple[Any, dict[str, Arr
     return open_file(path)
 
 
-def _infer(model: Any, was_answered: bool) -> Any:
+def _infer(model: Any) -> Any:
     """Return the model with inferred types. Raises shape_inference.InferenceError if it contradicts itself.
 
-    Sizes are given since onnxruntime has answered them: then wrongly declared outputs are no reason to refuse.
+    Wrongly declared shapes of outputs are no reason to refuse it: onnxruntime computes it, with a warning.
     """
     try:
         return infer_shapes(model)
     except shape_inference.InferenceError:
-        if not was_answered:
-            raise
+        pass
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
     return infer_shapes(model)
