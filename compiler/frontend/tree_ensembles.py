@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from gangway.compiler.frontend.decompositions import Body, defines
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN
@@ -90,9 +90,10 @@ def classifier(body: Body) -> None:
         raise body.node.unsupported(f"{labels.size} labels")
     if labels.size > 2:
         scores = _based(body, _sums(body, ensemble, labels.size, "SUM"), base)
-        _require_scores(body, ensemble, range(labels.size))
+        if not (ensemble.weights >= 0).all():  # else a class without a score is as one of 0
+            _require_scores(body, ensemble, range(labels.size))
         pick_label(body, labels, scores, label)
-        transform(body, kind, scores, result, _dtype(body))
+        transform(body, kind, _as_floats(body, scores), result)
     else:
         _classify_two(body, ensemble, labels, base, kind)
 
@@ -117,11 +118,12 @@ def _classify_two(body: Body, ensemble: Ensemble, labels: Array, base: Array | N
     is_numbered = len(classes) > 1 and labels.dtype != object
     choose_label(body, np.arange(2) if is_numbered else labels, above, label)
     if not single:
-        transform(body, kind, sums, result, dtype)
+        transform(body, kind, _as_floats(body, sums), result)
         return
     logistic = kind == b"LOGISTIC"
     first = body.op("Sub", body.constant(1, dtype), sums) if positive and not logistic else body.op("Neg", sums)
-    transform(body, kind if logistic else b"NONE", body.op("Concat", first, sums, axis=1), result, dtype)
+    both = _as_floats(body, body.op("Concat", first, sums, axis=1))
+    transform(body, kind if logistic else b"NONE", both, result)
 
 
 def _regress(body: Body, ensemble: Ensemble, targets: int, aggregate: str, kind: bytes, base: Array | None) -> None:
@@ -132,7 +134,11 @@ def _regress(body: Body, ensemble: Ensemble, targets: int, aggregate: str, kind:
     if aggregate in ("MIN", "MAX"):  # of no leaf at all it is 0
         nothing = body.op("Equal", sums, body.constant(_NOTHING[aggregate], dtype))
         sums = body.op("Where", nothing, body.constant(0, dtype), sums)
+    if base is not None and targets > 1:
+        _require_scores(body, ensemble, range(targets))
     sums = _based(body, sums, base)
+    if body.node.operator != "TreeEnsemble":
+        sums, dtype = _as_floats(body, sums), "float32"
     if targets > 1:
         transform(body, kind, sums, output, dtype)
     elif kind == b"PROBIT":
@@ -145,6 +151,11 @@ def _based(body: Body, sums: str, base: Array | None) -> str:
     return sums if base is None else body.op("Add", sums, body.constant(base.astype(_dtype(body))))
 
 
+def _as_floats(body: Body, sums: str) -> str:
+    """Sums as outputs of older operators have them: in float32, also of inputs in float64."""
+    return body.op("Cast", sums, to=TensorProto.FLOAT) if _dtype(body) == "float64" else sums
+
+
 def _dtype(body: Body) -> str:
     """What is computed: float64 for inputs of that type, else float32."""
     return "float64" if body.type(0).dtype == "float64" else "float32"
@@ -153,15 +164,14 @@ def _dtype(body: Body) -> str:
 def _require_scores(body: Body, ensemble: Ensemble, classes: Sequence[int]) -> None:
     """Raise UnsupportedModelError unless all leaves of some tree have a weight of the class, for each of these.
 
-    onnxruntime passes over classes without a weight in the leaves that a row reaches.
+    onnxruntime passes over classes without a weight in the leaves that a row reaches, and adds no base value to such a
+    target of a regressor that has several.
     """
-    if (ensemble.weights >= 0).all() and len(classes) > 2:
-        return  # a class without a score is as one of 0
     leaves = np.bincount(ensemble.trees)
     for number in classes:
         found = np.unique(ensemble.leaves[ensemble.targets == number])
         if not ((np.bincount(ensemble.trees[found], minlength=leaves.size) == leaves) & (leaves > 0)).any():
-            raise body.node.unsupported(f"class {number} may have no score, since leaves have no weight of it")
+            raise body.node.unsupported(f"number {number} may have no score, since leaves have no weight of it")
 
 
 def _sums(body: Body, ensemble: Ensemble, targets: int, aggregate: str) -> str:

@@ -86,7 +86,9 @@ def rows(count: int) -> Array:
     return x
 
 
-def test_regressors_of_all_modes(same: Check) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_regressors_of_all_modes(same: Check, dtype: Any) -> None:
+    """Of numbers in float64 the sums are float32, too."""
     nodes = []
     for mode in [*MODES, "mixed"]:
         trees = grown(9, 4, each(3), "target", MODES if mode == "mixed" else [mode])
@@ -104,7 +106,16 @@ def test_regressors_of_all_modes(same: Check) -> None:
             trees = grown(4, 3, each(targets), "target", MODES[:1])
             more = {"n_targets": targets, "post_transform": kind}
             nodes.append(learned("TreeEnsembleRegressor", ["x"], [f"{kind}{targets}"], **more, **trees))
-    same(nodes, {"x": rows(40)}, {}, batched=False)
+    same(nodes, {"x": rows(40).astype(dtype)}, {}, batched=False)
+
+
+def test_a_target_that_no_leaf_may_have_gets_no_base_value(tmp_path: Any, compile_file: Any) -> None:
+    """onnxruntime answers 0 for it. onnxmltools writes such files of XGBoost with several targets."""
+    trees = grown(6, 3, one(1), "target", MODES[:1])
+    node = learned("TreeEnsembleRegressor", ["x"], ["y"], n_targets=2, base_values=[0.5, 0.25], **trees)
+    kinds = {"x": [1, COLUMNS]}, {"y": [1, 2]}
+    path = save_model(tmp_path / "model.onnx", [node], *kinds, ir_version=9, domains={"ai.onnx.ml": 3})
+    assert "number 1 may have no score" in compile_file(path).manifest.fallback_reason
 
 
 def test_regressors_in_a_file_of_opset_8(same: Check) -> None:
@@ -122,8 +133,11 @@ def test_many_trees_are_cut_into_groups(same: Check) -> None:
     assert operators == ["TreeSums", "TreeSums"]
 
 
-@pytest.mark.parametrize(("kind", "labels"), [("int64s", [5, -3, 8]), ("strings", ["no", "", "été"])])
-def test_classifiers(same: Check, kind: str, labels: list[int] | list[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "labels", "dtype"),
+    [("int64s", [5, -3, 8], np.float32), ("int64s", [5, -3, 8], np.float64), ("strings", ["no", "", "été"], np.float32)],
+)
+def test_classifiers(same: Check, kind: str, labels: list[int] | list[str], dtype: Any) -> None:
     nodes = []
     for name, weights, classes, more in (
         ("forest", each(3, least=0.0), 3, {}),
@@ -145,7 +159,7 @@ def test_classifiers(same: Check, kind: str, labels: list[int] | list[str]) -> N
         for transform in ("LOGISTIC", "NONE") if classes == 2 else ("SOFTMAX",):
             outputs = [f"{name}_{transform}_label", f"{name}_{transform}"]
             nodes.append(learned("TreeEnsembleClassifier", ["x"], outputs, post_transform=transform, **keys))
-    same(nodes, {"x": rows(50)}, {}, batched=False)
+    same(nodes, {"x": rows(50).astype(dtype)}, {}, batched=False)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
