@@ -1,4 +1,4 @@
-"""Numbers on command lines, as `type` of argparse's arguments: argparse shows what was expected."""
+"""Numbers on command lines: read as `type` of argparse's arguments, which shows what was expected, and written."""
 
 import argparse
 import math
@@ -64,3 +64,8 @@ def integer(low: int, high: int = INT32_MAX) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def counted(count: int, thing: str) -> str:
+    """Return "1 layer" or "3 layers"."""
+    return f"{count} {thing}{'s' * (count != 1)}"

@@ -13,6 +13,7 @@ from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
+from gangway.base.numbers import counted
 from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import CompileResult
@@ -100,8 +101,9 @@ def _show_layers(manifest: Manifest, console: Console) -> None:
     islands = f", of which onnxruntime computes {len(manifest.islands)}" if manifest.islands else ""
     console.print(_layer_table(manifest))
     console.print(
-        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers{islands}, "
-        f"{len(symbols)} {manifest.precision} kernels for {manifest.target.name}, "
+        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, "
+        f"{counted(len(manifest.layers), 'layer')}{islands}, "
+        f"{counted(len(symbols), f'{manifest.precision} kernel')} for {manifest.target.name}, "
         f"arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
         soft_wrap=True,

@@ -12,7 +12,7 @@ from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import LEAST_AGREEING, LayerProfile, Profile, encode_profile, keep_better, profile_path
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
-from gangway.base.numbers import positive
+from gangway.base.numbers import counted, positive
 from gangway.measure.arguments import compiled_manifest, in_each_precision, model_and_cores
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
@@ -123,11 +123,11 @@ def summary(profile: Profile) -> list[str]:
         f"GFLOP/s and reads {machine.bandwidth_bytes_per_us / 1e3:.1f} GB/s",
     ]
     for count, times_us in zip(profile.cores, profile.isolated_us, strict=True):
-        lines.append(f"whole model on {_counted(count, 'core')}, ms by rows: {_by_rows(profile, times_us)}")
+        lines.append(f"whole model on {counted(count, 'core')}, ms by rows: {_by_rows(profile, times_us)}")
     for count, times_us in zip(profile.cores, profile.together_us, strict=True):
         if (gangs := profile.cores[-1] // count) > 1:
             lines.append(
-                f"{gangs} gangs of {_counted(count, 'core')} at once, ms by rows of each: {_by_rows(profile, times_us)}"
+                f"{gangs} gangs of {counted(count, 'core')} at once, ms by rows of each: {_by_rows(profile, times_us)}"
             )
     lines += _balance(profile)
     lines.append(_interference(profile))
@@ -138,10 +138,6 @@ def summary(profile: Profile) -> list[str]:
         f"one is {profile.scatter:.1%} away from their median"
     )
     return lines
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count > 1)}"
 
 
 def _by_rows(profile: Profile, times_us: Sequence[float]) -> str:
@@ -163,7 +159,7 @@ def _interference(profile: Profile) -> str:
         return "no slopes: on one core there is no other one to disturb from"
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in profile.interference)
     other = profile.machine.cores - profile.interference_cores
-    return f"levels of interference from {_counted(other, 'core')}: {points}"
+    return f"levels of interference from {counted(other, 'core')}: {points}"
 
 
 def wholeness(profile: Profile) -> list[str]:

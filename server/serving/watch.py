@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gangway.base.numbers import counted
 from gangway.executor.control import TOLD_S, ControlSegment
 from gangway.executor.leases import LeaseGlance
 from gangway.server.messages import WHOLE_MODEL, BackgroundJob, ModelUnavailable, StartUnderWay
@@ -253,17 +254,17 @@ def explain(noted: Mapping[str, Any]) -> str:
             first, last = noted["layer"], noted["end_layer"] - 1
             layers = f"layers {first} to {last}" if first < last else f"layer {first}"
             plan = f", planned in {blocks + 1} blocks" if blocks else ""
-            what = f"start {_counted(noted['rows'], 'row')} on {cores}{fewer}, {layers}{plan}"
+            what = f"start {counted(noted['rows'], 'row')} on {cores}{fewer}, {layers}{plan}"
         case "Resize":
             what = f"go on with {cores}"
         case "Stop":
             what = f"stop on {cores}, to go on later"
         case "Replan":
-            what = f"new plan on {cores}, {_counted(blocks, 'block')} to come"
+            what = f"new plan on {cores}, {counted(blocks, 'block')} to come"
         case "StartOver":
             what = f"give up what was computed up to layer {noted['layer']}, and start over later"
         case _:
-            what = f"refuse {_counted(noted['rows'], 'row')}"
+            what = f"refuse {counted(noted['rows'], 'row')}"
     slack_us = noted["slack_us"]
     if slack_us is None:
         slack = "no deadline"
@@ -273,12 +274,8 @@ def explain(noted: Mapping[str, Any]) -> str:
         slack = f"deadline missed by {-slack_us / 1e3:.1f} ms"
     facts = f"{slack}, waited {noted['age_us'] / 1e3:.1f} ms" if noted["decision"] in ("Start", "Refuse") else slack
     reason = noted["reason"] or "no reason given by the scheduling policy"
-    before = f"{_counted(noted['free'], 'core')} free, {_counted(noted['waiting'], 'request')} waiting"
+    before = f"{counted(noted['free'], 'core')} free, {counted(noted['waiting'], 'request')} waiting"
     return f"{what}; because: {reason} ({facts}; before: {before})"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:

@@ -1,11 +1,11 @@
-"""Numbers on command lines: what is refused, and that the reason names what was expected."""
+"""Numbers on command lines: what is refused, that the reason names what was expected, and how many are written."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
 import pytest
 
-from gangway.base.numbers import count, percent, positive, seconds, share
+from gangway.base.numbers import count, counted, percent, positive, seconds, share
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,7 @@ def test_what_is_no_such_number_is_refused(
     for text in refused:
         with pytest.raises(ArgumentTypeError, match=f"expected, not '{text}'"):
             read(text)
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [counted(number, "layer") for number in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]

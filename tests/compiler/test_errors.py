@@ -92,7 +92,8 @@ def test_contradictory_models_are_explained(
 
 
 @pytest.mark.parametrize(
-    ("declared", "inferred"), [(["N", 4, 8, 9], (-1, 4, 8, 8)), (["N", 4], (-1, 4, 8, 8)), ([3, 4, 8, 8], (-1, 4, 8, 8))]
+    ("declared", "inferred"),
+    [(["N", 4, 8, 9], (-1, 4, 8, 8)), (["N", 4], (-1, 4, 8, 8)), ([3, 4, 8, 8], (-1, 4, 8, 8))],
 )
 def test_kernels_compute_a_file_whose_output_is_wrongly_declared(
     compile_file: Any, network: Any, tmp_path: Path, declared: list[Any], inferred: tuple[int, ...]

@@ -135,7 +135,11 @@ def test_many_trees_are_cut_into_groups(same: Check) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "labels", "dtype"),
-    [("int64s", [5, -3, 8], np.float32), ("int64s", [5, -3, 8], np.float64), ("strings", ["no", "", "été"], np.float32)],
+    [
+        ("int64s", [5, -3, 8], np.float32),
+        ("int64s", [5, -3, 8], np.float64),
+        ("strings", ["no", "", "été"], np.float32),
+    ],
 )
 def test_classifiers(same: Check, kind: str, labels: list[int] | list[str], dtype: Any) -> None:
     nodes = []
