@@ -15,7 +15,17 @@ from gangway.executor.segment import Segment
 LEASE_BYTES: Final = _native.LEASE_BYTES
 MAX_RANKS: Final = _native.MAX_RANKS
 MAX_MEMBERS: Final = _native.MAX_MEMBERS  # of one lease
+LEAST_LEASES: Final = 16
+LEASES_PER_WORKER: Final = 4
 _MOST_PASS_PHASES: Final = _native.MAX_PHASES - _native.MAX_LAYERS
+
+
+def lease_count(workers: int) -> int:
+    """Return how many queries can be under way, running or stopped, live and simulated.
+
+    There are enough leases for an urgent query to find one beside those that were stopped.
+    """
+    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
 class LeaseControl(IntEnum):

@@ -12,8 +12,6 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import PlannedBlock, Replan, Resize, RunningBlock, Start
 from gangway.scheduler.units import Unit
 
-LEAST_LEASES = 16
-LEASES_PER_WORKER = 4
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
 # A rank that waits cannot see whether the others have a core, so ranks hardly ever give up; `watchdog.py` finds stalls.
 RANKS_WAIT_US = 600_000_000
@@ -23,14 +21,6 @@ DONE: Final = LeftReason.DONE
 _SHRUNK: Final = LeftReason.SHRUNK
 _STOPPED: Final = LeftReason.STOPPED
 _LOSSES = frozenset((LeftReason.ABORTED, LeftReason.TIMEOUT))
-
-
-def lease_count(workers: int) -> int:
-    """Return how many queries can be under way, running or stopped, live and simulated.
-
-    There are enough leases for an urgent query to find one beside those that were stopped.
-    """
-    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
 class Gang:

@@ -1,13 +1,65 @@
-"""Control messages between supervisor and scheduler: frozen dataclasses as JSON, one per SOCK_SEQPACKET message.
+"""How the supervisor starts the scheduler, and their control messages: frozen dataclasses as JSON, each a packet.
 
 The supervisor rings the scheduler's bell after every message, so that the scheduler has one thing to wait on.
 """
 
 import socket
+import subprocess
 from dataclasses import dataclass
 
 from gangway.base import json_codec
+from gangway.base.logs import LogLevels
 from gangway.base.peer import Peer
+from gangway.base.process import raise_priority
+from gangway.base.python_process import start_of
+
+
+@dataclass(frozen=True)
+class SchedulerPlan:
+    """What the process inherits (descriptors), and how it shall work. Every io segment begins with `slots` slots."""
+
+    control_fd: int
+    arena_fd: int
+    io_fds: tuple[int, ...]
+    supervisor_fd: int
+    slots: int
+    policy: str
+    spin_us: int = 0
+    way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
+    dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
+    trace: str = ""  # file for decisions; empty: none
+    timeline: str = ""  # file for Perfetto; empty: none
+    nodes: tuple[tuple[int, ...], ...] = ()  # the workers of each NUMA node; empty: there is one
+    log_levels: int = LogLevels().to_number()
+    models_bytes: int = 0  # that all models may hold; 0: any number
+    bell_fds: tuple[int, ...] = ()  # eventfds of front ends: the slot tables name them, so no argument does
+
+
+def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+    """Start the process. It dies with the thread that calls this. `stderr`: where its log goes; None: as this one's."""
+    arguments = {
+        "control-fd": plan.control_fd,
+        "arena-fd": plan.arena_fd,
+        "io-fds": ",".join(map(str, plan.io_fds)),
+        "supervisor-fd": plan.supervisor_fd,
+        "slots": plan.slots,
+        "policy": plan.policy,
+        "spin-us": plan.spin_us,
+        "way-back-us": plan.way_back_us,
+        "dispatch-us": plan.dispatch_us,
+        "trace": plan.trace,
+        "timeline": plan.timeline,
+        "nodes": ";".join(",".join(map(str, node)) for node in plan.nodes),
+        "log-levels": plan.log_levels,
+        "models-bytes": plan.models_bytes,
+    }
+    start = start_of("gangway.scheduler.process", [f"--{name}={value}" for name, value in arguments.items()])
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *plan.bell_fds, plan.supervisor_fd)
+    process = subprocess.Popen(
+        start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
+    )
+    raise_priority(process.pid)
+    return process
 
 
 @dataclass(frozen=True)

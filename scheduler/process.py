@@ -5,16 +5,14 @@ import contextlib
 import gc
 import logging
 import socket
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.base.blame import Blame
 from gangway.base.logs import LogLevels, ProcessLog
 from gangway.base.peer import Peer
-from gangway.base.process import die_with_parent, raise_priority, use_realtime_priority
-from gangway.base.python_process import start_of
+from gangway.base.process import die_with_parent, use_realtime_priority
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import WorkerReady, unpack
 from gangway.executor.segment import Segment
@@ -22,63 +20,15 @@ from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import WHY_INTERPRETED, messages
 from gangway.scheduler.compiled import CHANGED
 from gangway.scheduler.loop import LiveScheduler
+from gangway.scheduler.messages import SchedulerPlan
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.per_node import Nodes
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
 from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.scheduler.watchdog import Blame
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SchedulerPlan:
-    """What the process inherits (descriptors), and how it shall work. Every io segment begins with `slots` slots."""
-
-    control_fd: int
-    arena_fd: int
-    io_fds: tuple[int, ...]
-    supervisor_fd: int
-    slots: int
-    policy: str
-    spin_us: int = 0
-    way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
-    dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
-    trace: str = ""  # file for decisions; empty: none
-    timeline: str = ""  # file for Perfetto; empty: none
-    nodes: Nodes = ()  # the workers of each NUMA node; empty: there is one
-    log_levels: int = LogLevels().to_number()
-    models_bytes: int = 0  # that all models may hold; 0: any number
-    bell_fds: tuple[int, ...] = ()  # eventfds of front ends: the slot tables name them, so no argument does
-
-
-def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
-    """Start the process. It dies with the thread that calls this. `stderr`: where its log goes; None: as this one's."""
-    arguments = {
-        "control-fd": plan.control_fd,
-        "arena-fd": plan.arena_fd,
-        "io-fds": ",".join(map(str, plan.io_fds)),
-        "supervisor-fd": plan.supervisor_fd,
-        "slots": plan.slots,
-        "policy": plan.policy,
-        "spin-us": plan.spin_us,
-        "way-back-us": plan.way_back_us,
-        "dispatch-us": plan.dispatch_us,
-        "trace": plan.trace,
-        "timeline": plan.timeline,
-        "nodes": ";".join(",".join(map(str, node)) for node in plan.nodes),
-        "log-levels": plan.log_levels,
-        "models-bytes": plan.models_bytes,
-    }
-    start = start_of("gangway.scheduler.process", [f"--{name}={value}" for name, value in arguments.items()])
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *plan.bell_fds, plan.supervisor_fd)
-    process = subprocess.Popen(
-        start.command, env=start.environment, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr
-    )
-    raise_priority(process.pid)
-    return process
 
 
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:

@@ -8,7 +8,6 @@ from itertools import accumulate
 from math import sqrt
 from typing import Any, Final
 
-from gangway.artifact.format import Manifest
 from gangway.artifact.precision import FP32
 from gangway.artifact.profile import LEAST_RUNS, Profile
 from gangway.executor.launch import thread_counts
@@ -173,19 +172,10 @@ class ModelProfile:
 
 # What policies see of a model: its measured profile, or an estimate until there is one.
 
-_BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
-_LEAST_LAYER_US = 1.0
 _UNKNOWN_LAYER_US = 1000.0
 _LEAST_SHARED_US = 2000.0  # of a run of onnxruntime that several threads are taken to make faster, unmeasured
 _SERIAL_SHARE = 0.3  # of it that they do not
 _NO_GAIN_FACTOR = 1.03  # a model whose time on fewer cores is within this factor of the best has no use for more
-
-
-def estimated_layer_us(manifest: Manifest) -> tuple[float, ...]:
-    """Return a guess, within a factor of two or three, for each layer of one row on one core."""
-    return tuple(
-        round(max(layer.row_ns / 1e3, layer.bytes / _BYTES_PER_US, _LEAST_LAYER_US), 1) for layer in manifest.layers
-    )
 
 
 def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> ModelProfile:

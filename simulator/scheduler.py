@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangway.artifact.precision import BF16, DEADLINE, FP32
+from gangway.executor.leases import lease_count
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.admission import certain_from_us
-from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policies.registry import build_policy
 from gangway.scheduler.policy import Decision, Query, Reject, Replan, Resize, Snapshot, Start, StartOver, Stop, Wake

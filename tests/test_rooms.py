@@ -72,6 +72,7 @@ ONLY_IN = {
 HEAVY = {
     "concurrent.futures",
     "fsspec",
+    "gangway.scheduler.stages.schedule_file",
     "hashlib",
     "matplotlib",
     "matplotlib.figure",

@@ -195,11 +195,20 @@ class Veltair(VeltairAs):
     adapts_versions = True
 
 
-def make_veltair(policy: type[VeltairAs], argument: str) -> VeltairAs:
-    """Make the policy with one of the readings of its threshold. Raises ValueError."""
+def make_veltair(argument: str) -> Veltair:
+    """Make the policy with one of the readings of its threshold: of "" or "use". Raises ValueError."""
+    return Veltair(_uses_threshold("veltair", argument))
+
+
+def make_veltair_as(argument: str) -> VeltairAs:
+    """Make the policy without the choice of versions, as above. Raises ValueError."""
+    return VeltairAs(_uses_threshold("veltair_as", argument))
+
+
+def _uses_threshold(name: str, argument: str) -> bool:
     if argument not in ("", USE):
-        raise ValueError(f"scheduler {policy().name!r} takes no argument or {USE!r}, got {argument!r}")
-    return policy(argument == USE)
+        raise ValueError(f"scheduler {name!r} takes no argument or {USE!r}, got {argument!r}")
+    return argument == USE
 
 
 # Planaria's scheduling (MICRO 2020) as VELTAIR ports it to CPUs (ASPLOS 2022, sections 3.2 and 5.1): layer by layer.

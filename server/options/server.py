@@ -293,10 +293,11 @@ def _add_profile_seconds(parser: argparse._ArgumentGroup) -> None:
 
 
 def _scheduler(text: str) -> str:
-    from gangway.scheduler.policies.registry import make_policy  # noqa: PLC0415 - as above
+    from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy  # noqa: PLC0415 - as above
 
     try:
-        make_policy(text)
+        if text != DEFAULT_POLICY:  # which needs no look
+            make_policy(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

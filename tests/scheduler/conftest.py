@@ -23,10 +23,10 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import messages
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.loop import LiveScheduler
+from gangway.scheduler.messages import SchedulerPlan, start_scheduler
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.base import Policy
 from gangway.scheduler.policy import Decision, Query, Snapshot
-from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.state import SchedulerOptions
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory

@@ -4,9 +4,10 @@ import struct
 
 import pytest
 
+from gangway.base import blame
+from gangway.base.blame import Activity
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.scheduler import watchdog as blame
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query
@@ -16,7 +17,6 @@ from gangway.scheduler.watchdog import (
     LONGEST_TASK_US,
     STALLED_AFTER_US,
     STUCK_AFTER_US,
-    Activity,
     StallWatch,
 )
 

@@ -9,12 +9,13 @@ from gangway.base.memory_budget import memory_budget
 from gangway.base.numbers import INT32_MAX
 from gangway.executor import _native
 from gangway.executor.launch import MOST_THREADS, thread_counts
-from gangway.scheduler.gangs import lease_count
+from gangway.executor.leases import lease_count
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.errors import ModelLoadError
 
 _log = logging.getLogger(__name__)
+_BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
+_LEAST_LAYER_US = 1.0
 
 
 class ModelCapacity:
@@ -54,7 +55,7 @@ class ModelCapacity:
             indivisible=manifest.is_whole,
             yields=manifest.engine is Engine.PYTHON,
             long_layers=_long_layers(manifest),
-            layer_us=estimated_layer_us(manifest),
+            layer_us=_estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
             pass_layers=manifest.pass_layers,
             pass_rows=manifest.pass_rows,
@@ -149,3 +150,10 @@ def _computable_rows(manifest: Manifest, arena_bytes: float) -> int:
     tasks = max(kernel.tasks for version in versions for kernel in (version, version.batch) if kernel)
     row_bytes = manifest.arena_bytes + staging_bytes(manifest)
     return max(1, min(MAX_TASKS // tasks, int(arena_bytes / row_bytes) if row_bytes else MAX_TASKS))
+
+
+def _estimated_layer_us(manifest: Manifest) -> tuple[float, ...]:
+    """Return a guess, within a factor of two or three, for each layer of one row on one core."""
+    return tuple(
+        round(max(layer.row_ns / 1e3, layer.bytes / _BYTES_PER_US, _LEAST_LAYER_US), 1) for layer in manifest.layers
+    )

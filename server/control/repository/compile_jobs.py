@@ -6,7 +6,7 @@ there are cores compile models beside each other; afterwards one does. Jobs for 
 models while they are compiled, take a second, and have a process of their own, so they wait for no compilation.
 
 A job has as much time as its model's size deserves, not counting what it waits for a core
-(`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
+(`base/blame.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
 to onnxruntime by another job.
 """
 
@@ -29,11 +29,11 @@ from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import IN_FP32, WantedPrecision
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.artifact.trim import UsedKeys, discard, trim
+from gangway.base.blame import Blame
 from gangway.base.console import Console, ProgressBars
 from gangway.base.extras import ONNXRUNTIME, missing_packages
 from gangway.base.process import use_idle_priority
 from gangway.base.python_process import start_of
-from gangway.scheduler.watchdog import Blame
 from gangway.server.control.repository.repository import Stamp
 from gangway.server.control.supervisor.job_share import WaitLog, keep_share
 from gangway.server.control.supervisor.jobs import Jobs

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.scheduler.messages import LoadModel, UseSchedule
-from gangway.scheduler.stages.schedule_file import find_schedule, schedule_path
 from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.messages import Compounds
 
@@ -72,6 +71,9 @@ class StoredSchedules:
         return min(1.0, sum(spec.layer_us) / alone_us / self._cores)
 
     def _of_group(self, title: str, steps: Sequence[tuple[int, LoadModel]]) -> UsedSchedule | None:
+        # Few servers have such ensembles, and each would import the scheduler's prediction when it starts.
+        from gangway.scheduler.stages.schedule_file import find_schedule, schedule_path  # noqa: PLC0415
+
         specs = [spec for _, spec in steps]
         keys, names = tuple(spec.key for spec in specs), ", ".join(spec.name for spec in specs)
         target = self._target()

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gangway.base.backoff import Backoff
+from gangway.base.blame import Blame
 from gangway.base.peer import Peer, peer_sockets
 from gangway.executor.control import Heartbeats
 from gangway.python_backend.keeper import relations
-from gangway.scheduler.watchdog import Blame
 
 _log = logging.getLogger(__name__)
 
@@ -438,7 +438,7 @@ class HeartbeatWatch:
     """Kills scheduler and front ends that hang; they are replaced as after any other death.
 
     Each writes a heartbeat into shared memory (`executor/control.py`), and so does the supervisor, for the server's
-    health. `Blame` (`scheduler/watchdog.py`) decides as for workers. A process that is stopped or sleeps is killed
+    health. `Blame` (`base/blame.py`) decides as for workers. A process that is stopped or sleeps is killed
     soon, one that computes without a heartbeat after `computing_us`. One that waits for a core is never killed.
     `front_ends`: by number, as in Heartbeats.
     """

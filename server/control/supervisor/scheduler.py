@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangway.scheduler import messages
-from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.control.supervisor.events import EventQueue
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
@@ -37,7 +36,7 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
         super().__init__("scheduler", messages.control_peer)
         self._memory = memory
         self._log = log
-        self._plan = SchedulerPlan(
+        self._plan = messages.SchedulerPlan(
             memory.control.segment.fd,
             memory.arenas.fd,
             memory.io_fds,
@@ -69,7 +68,7 @@ class SchedulerControl(PeerProcess[messages.ControlMessage]):
         levels = self._log.settings.levels.to_number()
         with self.inherited_end() as theirs, self._log.of_child("scheduler") as stderr:
             plan = replace(self._plan, supervisor_fd=theirs.fileno(), log_levels=levels)
-            process = start_scheduler(plan, stderr)
+            process = messages.start_scheduler(plan, stderr)
         pin(process.pid, self._core)
         return process
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from gangway.base.host_limits import address_space_bytes, machine_bytes, memory_limit_bytes
 from gangway.base.memory_budget import memory_budget
 from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.leases import lease_count
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
-from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policies.targets import SHARED_WAY_BACK_US, SPARE_WAY_BACK_US
 from gangway.server.cancellations import CancellationTable
 from gangway.server.custom_metrics import CustomMetricsTable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gangway.base.blame import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
 from gangway.executor.launch import available_cores
-from gangway.scheduler.watchdog import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
 from tests.helpers.busy_core import SPIN, busy_core
 
 LIMIT_US = 4 * LOOK_EVERY_US
