@@ -153,8 +153,8 @@ def _serve(link: Any, listener: socket.socket) -> int:
     check = check_class(config, order["strict_outputs"], lambda found: _tell(link, found))
     host = host_module.Host(model, config, order["arguments"]["model_instance_name"], check)
     listener.listen(_BACKLOG)
-    link.say({"ready": os.getpid()})
-    host.start_thread(_stop_at_end, link, host)
+    link.say({"ready": os.getpid(), "has_is_ready": host.has_is_ready})
+    host.start_thread(_obey, link, host)
     host.run(listener)
     _finalize(model)
     host.forget_model()
@@ -178,10 +178,19 @@ def _tell(link: Any, differences: dict[str, str]) -> None:
         link.say({"differences": differences})
 
 
-def _stop_at_end(link: Any, host: Any) -> None:
-    if not link.order():
+def _obey(link: Any, host: Any) -> None:
+    """Do what the supervisor orders until it ends the instance."""
+    while "is_ready" in (order := link.order()):
+        host.start_thread(_tell_readiness, link, host)
+    if not order:
         os._exit(1)  # the supervisor has gone
     host.stop()
+
+
+def _tell_readiness(link: Any, host: Any) -> None:
+    is_ready = host.is_ready()
+    with suppress(OSError):  # the supervisor has gone
+        link.say({"is_ready": is_ready})
 
 
 def _model_class(order: dict[str, Any]) -> Any:

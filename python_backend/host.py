@@ -94,6 +94,24 @@ class Host:
         self._core.start_thread(work, *arguments)
 
     @property
+    def has_is_ready(self) -> bool:
+        """Whether the model says whether it is ready."""
+        return callable(getattr(self._model, "is_ready", None))
+
+    def is_ready(self) -> bool:
+        """Return what `is_ready` of the model says, in a thread of its own. An error, told in the log, is a no."""
+        try:
+            answer = self._model.is_ready()
+            if inspect.isawaitable(answer):
+                answer = asyncio.run(_result_of(answer))  # the loop of `execute` may be in the middle of a request
+            if not isinstance(answer, bool):
+                raise TypeError(f"is_ready returns a {type(answer).__name__}, and no bool")
+        except BaseException as error:
+            log.write_error(error)
+            return False
+        return answer
+
+    @property
     def has_more(self) -> bool:
         """Whether the main thread has something to do beside coroutines."""
         return self._executions.is_over or self._executions.startable is not None
@@ -331,6 +349,10 @@ def _want_front_end() -> None:
     """Have a front end come for what the model does while it has no request. Raises TritonModelException."""
     with suppress(OSError):
         linked().say({"attends": True})
+
+
+async def _result_of(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def _in_main_thread() -> bool:

@@ -1,10 +1,10 @@
 """The instance's link to the supervisor: what it orders, and what a model asks of it.
 
-Messages have a header only. The supervisor's orders are what to load, and `finalize`. The instance says `config`,
-`ready` or `error` (`__main__.py`), what of its responses is unlike the configuration (`differences`, a sentence by kind
-of difference), and that a front end is to come, as the model makes requests while it has none (`attends`). Beside that
-it calls: `call` is a number, and the answer has it as `answer`, with `error` if what was asked for cannot be. A
-`release` has no answer.
+Messages have a header only. The supervisor's orders are what to load, `is_ready`, and `finalize`. The instance says
+`config`, `ready` or `error` (`__main__.py`), what the model's `is_ready` returns, what of its responses is unlike the
+configuration (`differences`, a sentence by kind of difference), and that a front end is to come, as the model makes
+requests while it has none (`attends`). Beside that it calls: `call` is a number, and the answer has it as `answer`,
+with `error` if what was asked for cannot be. A `release` has no answer.
 """
 
 from __future__ import annotations

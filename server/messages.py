@@ -60,7 +60,8 @@ class ModelReady:
     and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence). `tail`: the manifest's. `compounds`:
     groups of an ensemble's steps that run by a schedule. `chooses_precision`: requests may be computed in fp32 or in
-    bf16, and responses say which. `tokenizer`: the file of a model that gives embeddings of texts.
+    bf16, and responses say which. `tokenizer`: the file of a model that gives embeddings of texts. `has_is_ready`:
+    model.py says whether the model is ready.
     """
 
     model_id: int
@@ -84,6 +85,7 @@ class ModelReady:
     compounds: Compounds = ()
     chooses_precision: bool = False
     tokenizer: str = ""
+    has_is_ready: bool = False
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -254,6 +256,21 @@ class RepositoryAnswer(msgspec.Struct, frozen=True, tag=True):
     message: str = ""
 
 
+class ReadinessAsked(msgspec.Struct, frozen=True, tag=True):
+    """From a front end: whether the instances of a Python model with `has_is_ready` say that it is ready."""
+
+    number: int
+    model_id: int
+
+
+class ReadinessTold(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a ReadinessAsked with this number. `code`: OK, or UNAVAILABLE: it is not ready."""
+
+    number: int
+    code: str = "OK"
+    message: str = ""
+
+
 class RegionChange(msgspec.Struct, frozen=True, tag=True):
     """What a client wants of its shared memory: register a region, or unregister it (`name` empty: all of them).
 
@@ -389,8 +406,8 @@ class BindFailed(msgspec.Struct, frozen=True, tag=True):
 FrontEndMessage = (
     ModelReady | ModelUnavailable | ModelRemoved | ModelPresence | ModelIdleness | InstanceAttended | ModelRetired
     | ModelTarget | VariantReady | VariantGone | ShapeWanted | FirstAnswer | InitialLoadDone | RepositoryCall
-    | RepositoryAnswer | Leave | Drain | Listening | BindFailed | LogSettings | TraceOverrides | RegionChange
-    | Proposed | Agreed | Applied | Settled | JobsUnderWay | StartUnderWay | AllKnown
+    | RepositoryAnswer | ReadinessAsked | ReadinessTold | Leave | Drain | Listening | BindFailed | LogSettings
+    | TraceOverrides | RegionChange | Proposed | Agreed | Applied | Settled | JobsUnderWay | StartUnderWay | AllKnown
 )  # fmt: skip
 
 

@@ -123,9 +123,9 @@ class ServedModel:
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
     outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
     has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
-    executes may be joined with other requests. `compounds`, `chooses_precision`: as in ModelReady. `is_python`:
-    model.py executes it. `most_answer_bytes`: of one answer. `embeddings`: how it gives these; `tokenizer`: of
-    texts.
+    executes may be joined with other requests. `compounds`, `chooses_precision`, `has_is_ready`: as in ModelReady.
+    `is_python`: model.py executes it. `most_answer_bytes`: of one answer. `embeddings`: how it gives these;
+    `tokenizer`: of texts.
     """
 
     name: str
@@ -152,6 +152,7 @@ class ServedModel:
     joins: bool = True
     compounds: messages.Compounds = ()
     chooses_precision: bool = False
+    has_is_ready: bool = False
     is_python: bool = False
     most_answer_bytes: int = MOST_ANSWER_BYTES
     embeddings: EmbeddingSettings | None = None
@@ -194,6 +195,7 @@ class ServedModel:
             joins=not is_batching_off(config),
             compounds=message.compounds,
             chooses_precision=message.chooses_precision,
+            has_is_ready=message.has_is_ready,
             is_python=message.engine is Engine.PYTHON,
             most_answer_bytes=most_answer_bytes,
             embeddings=embeddings,

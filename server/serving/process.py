@@ -54,6 +54,7 @@ from gangway.server.serving.memory import MemoryGuard
 from gangway.server.serving.metrics_reading import Peers, SharedStatistics, Source, memory_bytes
 from gangway.server.serving.pending import drive, pause
 from gangway.server.serving.protocol import AnyMethod, Health, Method, Methods, RegionMethods, ServerMethods, at_once
+from gangway.server.serving.readiness import Readiness
 from gangway.server.serving.slots import DeferredWork, Slots
 from gangway.server.serving.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.serving.tracing import Tracer
@@ -125,6 +126,7 @@ class FrontEnd:
         self.inference = Inference(resources, self.sequences, cache)
         limits = around.stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self.inference.order_of, self.inference.has_sequences, limits)
+        self._readiness = Readiness(serving.loop, around.say)
         self._answers = ServerMethods(options.general.id)
         self._jobs: tuple[messages.BackgroundJob, ...] = ()
         self._start: messages.StartUnderWay | None = None
@@ -135,7 +137,8 @@ class FrontEnd:
             self._watch = Watch(source, lambda: self._answers.models, lambda: self._jobs, lambda: self._start, control)
         if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
-            self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
+            is_served, says_ready = control.heartbeats.all_fresh, self._readiness.of
+            self._answers = ServerMethods(options.general.id, memory_of, is_served, says_ready)
         self.models = Models(most_answer_bytes=max(MOST_ANSWER_BYTES, options.grpc.max_message_bytes))
         self._make_statistics = around.make_statistics
         loop = serving.loop
@@ -259,6 +262,8 @@ class FrontEnd:
                 self._answers.ready = True
             case messages.RepositoryAnswer():
                 self.repository.calls.answered(message)
+            case messages.ReadinessTold():
+                self._readiness.calls.answered(message)
             case messages.Leave():
                 self._answers.leaving = True
             case _:
@@ -266,7 +271,13 @@ class FrontEnd:
 
     async def drain(self) -> None:
         """Take no further requests; return when the last one has ended, or after MAX_DRAIN_SECONDS."""
-        for each in (self.inference, self.streams, self.repository.calls, self.changes.calls):
+        for each in (
+            self.inference,
+            self.streams,
+            self.repository.calls,
+            self.changes.calls,
+            self._readiness.calls,
+        ):
             each.refuse(STOPPING)
         self._answers.ready = False
         # Not by the gRPC server's own stop: it cancels what just arrives.
@@ -317,7 +328,7 @@ def methods_of(
     return {
         "ServerLive": Method(pb.ServerLiveRequest, at_once(answers.server_live)),
         "ServerReady": Method(pb.ServerReadyRequest, at_once(answers.server_ready)),
-        "ModelReady": Method(pb.ModelReadyRequest, at_once(answers.model_ready)),
+        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
         "ServerMetadata": Method(pb.ServerMetadataRequest, at_once(answers.server_metadata)),
         "ModelMetadata": Method(pb.ModelMetadataRequest, at_once(answers.model_metadata)),
         "ModelConfig": Method(pb.ModelConfigRequest, at_once(answers.model_config)),

@@ -47,7 +47,8 @@ class ServerMethods:
     replaced by the front end. `ready` says whether the initial load is over and the server is not stopping; `leaving`
     that it soon will, so that neither it nor a model says that it is ready. Unless
     `strict_readiness`, the server then counts as ready whatever the state of its models. `memory_bytes` says what a
-    model holds, which may be idle, 0 if that is not known; `is_served` whether the other processes work.
+    model holds, which may be idle, 0 if that is not known; `is_served` whether the other processes work; `says_ready`
+    what a Python model says of its readiness.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ServerMethods:
         name: str = SERVER_NAME,
         memory_bytes: Callable[[ServedModel, bool], int] = lambda model, is_idle: 0,
         is_served: Callable[[], bool] = lambda: True,
+        says_ready: Callable[[ServedModel], Driven[bool]] | None = None,
     ) -> None:
         self.models = Models()
         self.ready = False
@@ -63,6 +65,7 @@ class ServerMethods:
         self._name = name
         self._memory_bytes = memory_bytes
         self._is_served = is_served
+        self._says_ready = says_ready
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Say yes: a server that answers is alive."""
@@ -72,15 +75,20 @@ class ServerMethods:
         """Say whether requests are taken and, with strict readiness (the default), every model is ready."""
         return pb.ServerReadyResponse(ready=self._all_ready())
 
-    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Say whether a model can be used: not an unknown one, and none while the other processes do not work."""
+    async def model_ready(self, request: pb.ModelReadyRequest, _slices: Slices) -> pb.ModelReadyResponse:
+        """Say whether a model can be used: not an unknown one, and none while the other processes do not work.
+
+        A Python model may say no itself.
+        """
         try:
-            self.models.find(request.name, request.version)
+            model = self.models.find(request.name, request.version)
         except RequestError as error:
             if error.code is StatusCode.INVALID_ARGUMENT:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._is_served() and not self.leaving)
+        if not self._is_served() or self.leaving:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._says_ready is None or await self._says_ready(model))
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""

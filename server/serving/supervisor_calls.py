@@ -41,7 +41,7 @@ from gangway.server.tracing.settings import (
 _log = logging.getLogger(__name__)
 
 
-SupervisorReply: TypeAlias = messages.Settled | messages.RepositoryAnswer
+SupervisorReply: TypeAlias = messages.Settled | messages.RepositoryAnswer | messages.ReadinessTold
 
 
 class _Asked(msgspec.Struct, frozen=True):

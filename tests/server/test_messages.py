@@ -22,6 +22,8 @@ REGION = messages.RegionChange("register", "é", "/key", 64, 1 << 63, 1 << 40)
         messages.ModelRetired(7),
         messages.RepositoryCall(1 << 50, "load", "é", "/proc/1/fd/3"),
         messages.RepositoryAnswer(1 << 50, "INTERNAL", "no"),
+        messages.ReadinessAsked(1 << 50, 3),
+        messages.ReadinessTold(1 << 50, "UNAVAILABLE"),
         messages.Drain(),
         messages.Listening("[::]:8001"),
         messages.Listening("[::]:8001", "0.0.0.0:8000"),

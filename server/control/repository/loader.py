@@ -340,6 +340,7 @@ class ModelLoader:
             initial_states=made.read.initial_states,
             tail=manifest.tail,
             tokenizer=tokenizer,
+            has_is_ready=self._python.have_is_ready(spec.model_id),
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")

@@ -29,10 +29,20 @@ class InstanceCall:
     answer: "asyncio.Future[dict[str, Any]]"
 
 
+@dataclass(frozen=True)
+class ReadinessCall:
+    """A front end asks, by a ReadinessAsked of this number, whether a Python model says that it is ready."""
+
+    front_end: int
+    number: int
+    model_id: int
+
+
 Event: TypeAlias = (
     WorkerStuck | ModelUnloaded | ModelLoaded | ModelIdle | ModelFailed | ArtifactLost  # from the scheduler
     | messages.ShapeWanted | messages.FirstAnswer | messages.RepositoryCall | messages.LogSettings  # from front ends
     | messages.ModelPresence | messages.InstanceAttended | InstanceCall  # from instances of Python models
+    | ReadinessCall  # from front ends, for these instances
 )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from itertools import count
 import msgspec
 
 from gangway.base.process import raise_priority
+from gangway.protos import StatusCode
 from gangway.server import messages
 from gangway.server.access import UNIX, port_of, socket_address, why_not_bound
 from gangway.server.control.supervisor.announcements import Announcements
-from gangway.server.control.supervisor.events import EventQueue
+from gangway.server.control.supervisor.events import EventQueue, ReadinessCall
 from gangway.server.control.supervisor.exporter import ExporterControl
 from gangway.server.control.supervisor.log import ServerLog
 from gangway.server.control.supervisor.processes import Child, PeerProcess, pin
@@ -336,6 +337,11 @@ class FrontEndControl:
             answer = msgspec.structs.replace(message, number=number)
             self._agreements.begin(None, lambda code, text: self._send(caller, answer))
 
+    def tell_readiness(self, call: ReadinessCall, is_ready: bool) -> None:
+        """Answer a front end, or its successor, which does not know the number."""
+        code = StatusCode.OK if is_ready else StatusCode.UNAVAILABLE
+        self._send(call.front_end, messages.ReadinessTold(call.number, code.name))
+
     async def settled(self) -> None:
         """Return when all front ends have done what they were told before."""
         done = asyncio.get_running_loop().create_future()
@@ -413,6 +419,8 @@ class FrontEndControl:
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
                 self._events.put(msgspec.structs.replace(message, number=own))
+            case messages.ReadinessAsked(number, model_id):
+                self._events.put(ReadinessCall(process.index, number, model_id))
             case messages.ModelRetired(model_id):
                 self.announcements.front_end_retired(process.index, model_id)
             case messages.Proposed(number, change):

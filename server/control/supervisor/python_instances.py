@@ -44,6 +44,7 @@ DIFFERENCES: Final = {
     "types": ": it is passed on",
     "shapes": ": it is passed on",
 }  # what is done about each kind
+READINESS_SECONDS: Final = 5.0  # for `is_ready` of model.py, as in Triton
 MOST_CALLS: Final = 16  # to load, unload or ask for models, of an instance at the same time
 # Libraries that would start a thread for each core, of which an instance has one.
 ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -125,6 +126,8 @@ class _InstanceProcess(SupervisedProcess):
         self._pid = 0  # of the process that executes the model, the keeper's child
         self._ending: asyncio.Task[None] | None = None
         self.is_present, self.refusal = False, ""
+        self.has_is_ready = False  # model.py says whether it is ready
+        self._readiness: asyncio.Future[bool] | None = None  # what it is about to say
         self._calls: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self.completed: asyncio.Future[str] = loop.create_future()
@@ -143,6 +146,20 @@ class _InstanceProcess(SupervisedProcess):
         await self.wait(FINALIZE_SECONDS if self.ready.done() else 0.0)
         await self.prepare()
         self._end_conversation()
+
+    async def says_ready(self) -> bool:
+        """Return what `is_ready` of model.py says. Who asks meanwhile gets the same answer."""
+        if not self.has_is_ready:
+            return True
+        if self._readiness is None and self._control is not None:
+            self._readiness = asyncio.get_running_loop().create_future()
+            self._say(self._control, {"is_ready": True})
+        return self._readiness is not None and await asyncio.shield(self._readiness)
+
+    def _settle_readiness(self, is_ready: bool) -> None:
+        if self._readiness is not None and not self._readiness.done():
+            self._readiness.set_result(is_ready)
+        self._readiness = None
 
     async def prepare(self) -> None:
         """Return when nothing is left of what the last process has started."""
@@ -255,6 +272,8 @@ class _InstanceProcess(SupervisedProcess):
             self._say(control, {"answer": message["call"], **self._answer(message)})
         elif "differences" in message:
             self._differs({kind: str(text) for kind, text in dict(message["differences"]).items()})
+        elif "is_ready" in message:
+            self._settle_readiness(message["is_ready"] is True)
         elif "attends" in message:
             self._services.events.put(InstanceAttended(self._address))
         elif "release" in message:
@@ -282,6 +301,7 @@ class _InstanceProcess(SupervisedProcess):
             return
         self._services.addresses.set(*self._user, self._address)
         self.is_present, self.refusal = True, ""
+        self.has_is_ready = message.get("has_is_ready") is True
         self._changed()
         if self.ready.done():
             _log.info("%s is ready again", self.name)
@@ -340,6 +360,7 @@ class _InstanceProcess(SupervisedProcess):
         self._end_watch()
         self._services.addresses.set(*self._user, "")
         self.is_present = False
+        self._settle_readiness(False)
         self._changed()
         mark = f"{MARK}={self._address[1:]}\0".encode()
         self._ending = asyncio.get_running_loop().create_task(end_orphans(child.pid, mark))
@@ -425,6 +446,21 @@ class ModelInstances:
             )
             _log.warning("%s: %s (told once)", self._plan.name, text)
 
+    @property
+    def have_is_ready(self) -> bool:
+        """Whether model.py says whether the model is ready."""
+        return any(instance.has_is_ready for instance in self._instances)
+
+    async def say_ready(self) -> bool:
+        """Return whether all instances say that the model is ready, each within READINESS_SECONDS."""
+        try:
+            async with asyncio.timeout(READINESS_SECONDS):
+                present = [instance.says_ready() for instance in self._instances if instance.is_present]
+                return bool(present) and all(await asyncio.gather(*present))
+        except TimeoutError:
+            _log.warning("%s: is_ready has not returned within %g s", self._plan.name, READINESS_SECONDS)
+            return False
+
     async def stop(self) -> None:
         """End all of them. Nobody is to use them any more."""
         self._is_served = False
@@ -446,6 +482,7 @@ class PythonInstances:
         self._sockets = f"gangway-{os.getpid()}-{secrets.token_hex(8)}"
         self._models: dict[int, ModelInstances] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
 
     def add(self, model_id: int, plan: InstancePlan) -> ModelInstances:
         """Return the instances of a model, none of which is started."""
@@ -466,6 +503,21 @@ class PythonInstances:
         task = asyncio.get_running_loop().create_task(_then(instances.stop(), ended))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+
+    def have_is_ready(self, model_id: int) -> bool:
+        """Return whether a model has instances that say whether it is ready."""
+        return model_id in self._models and self._models[model_id].have_is_ready
+
+    def ask_readiness(self, model_id: int, tell: Callable[[bool], None]) -> None:
+        """Have `tell` called with whether a model's instances say that it is ready."""
+
+        async def ask() -> None:
+            instances = self._models.get(model_id)
+            tell(instances is not None and await instances.say_ready())
+
+        task = asyncio.get_running_loop().create_task(ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     async def stop(self) -> None:
         """End all instances."""

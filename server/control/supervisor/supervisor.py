@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from gangway.artifact.format import Engine
@@ -37,7 +38,7 @@ from gangway.server.control.repository.service import RepositoryService
 from gangway.server.control.repository.start_progress import StartProgress
 from gangway.server.control.repository.trials import ModelTrials
 from gangway.server.control.supervisor.custom_metrics import CustomMetrics
-from gangway.server.control.supervisor.events import Event, EventQueue, InstanceCall
+from gangway.server.control.supervisor.events import Event, EventQueue, InstanceCall, ReadinessCall
 from gangway.server.control.supervisor.exporter import ExporterControl
 from gangway.server.control.supervisor.front_ends import FrontEndControl
 from gangway.server.control.supervisor.jobs import Jobs
@@ -158,6 +159,8 @@ class Supervisor:
                 self._front_ends.attend(event)
             case InstanceCall():
                 self._model_calls.take(event)
+            case ReadinessCall(model_id=model_id):
+                self._python.ask_readiness(model_id, partial(self._front_ends.tell_readiness, event))
             case messages.LogSettings():
                 self._log.apply(event)
                 self._scheduler.send(SetLog(event.levels.to_number()))
