@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gangway.artifact.format import Engine
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.control.repository.repository import file_at
 from gangway.server.models.config import (
     COMPILED_DIMENSIONS_PARAMETER,
     DEFAULT_MODEL_FILENAME,
@@ -58,7 +59,7 @@ def _served_by_onnxruntime(config: ModelConfig, folder: Path) -> str:
     """Return what serves a model that onnxruntime serves at first."""
     reason = parameter_of(config, FALLBACK_PARAMETER)
     if dimensions := parameter_of(config, COMPILED_DIMENSIONS_PARAMETER):
-        file = latest_version(folder) / (config.default_model_filename or DEFAULT_MODEL_FILENAME)
+        file = file_at(latest_version(folder) / (config.default_model_filename or DEFAULT_MODEL_FILENAME))
         done = subprocess.run(
             check_files([file], _known_sizes(config), as_json=True), capture_output=True, text=True, check=False
         )

@@ -96,7 +96,9 @@ class ModelVersion:
     @property
     def file(self) -> Path:
         """Its file as seen from the folder of its version."""
-        return Path(self.config.default_model_filename or self.path.name)
+        named = Path(self.config.default_model_filename or self.path.name)
+        is_inside = not self.is_alone and self.path.parents[len(named.parts) - 1].name != str(self.version)
+        return named / DEFAULT_MODEL_FILENAME if is_inside else named
 
     def is_same(self, other: "ModelVersion") -> bool:
         """Whether loading the other one would change nothing."""
@@ -451,10 +453,16 @@ def _file_of(config: ModelConfig, folder: Path) -> Path:
     code, usual = folder / CODE_FILENAME, folder / DEFAULT_MODEL_FILENAME
     says_nothing = not (foreign_engine(config) or config.backend or config.platform)
     if config.default_model_filename:
-        return folder / config.default_model_filename
+        return file_at(folder / config.default_model_filename)
     if code.is_file() and (config.backend == PYTHON_BACKEND or (says_nothing and not usual.exists())):
         return code
-    return usual
+    return file_at(usual)
+
+
+def file_at(path: Path) -> Path:
+    """Return an ONNX file. A folder in its place has it under the usual name, beside its external data."""
+    inside = path / DEFAULT_MODEL_FILENAME
+    return inside if inside.is_file() else path
 
 
 def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
@@ -469,6 +477,8 @@ def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
     foreign, found, place = foreign_engine(config), path.is_file(), path.relative_to(folder)
     code = place.with_name(CODE_FILENAME)
     why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
+    if path.is_dir():
+        why = f"{place} is a folder without {DEFAULT_MODEL_FILENAME}"
     if foreign and path.with_name(CODE_FILENAME).exists():
         why = f"there is {code}"  # which would do more than execute the ONNX file
     elif found and (not foreign or path.suffix == ONNX_SUFFIX):

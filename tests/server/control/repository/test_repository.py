@@ -80,6 +80,32 @@ def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
     assert entry.path.name == "net.onnx"
 
 
+@pytest.mark.parametrize(
+    ("config", "files", "served"),
+    [
+        ("", ("model.onnx/model.onnx", "model.onnx/weights.bin"), "model.onnx/model.onnx"),
+        ('default_model_filename: "model.onnx"', ("model.onnx/model.onnx",), "model.onnx/model.onnx"),
+        ('default_model_filename: "net.onnx"', ("net.onnx/model.onnx", "net.onnx/net.onnx"), "net.onnx/model.onnx"),
+        ('default_model_filename: "a/net.onnx"', ("a/net.onnx/model.onnx",), "a/net.onnx/model.onnx"),
+        ("", ("model.onnx/net.onnx",), "1/model.onnx is a folder without model.onnx"),
+        ('default_model_filename: "net.onnx"', ("model.onnx/model.onnx",), "there is no 1/net.onnx"),
+    ],
+)
+def test_a_folder_may_hold_the_file_and_its_data(
+    tmp_path: Path, config: str, files: tuple[str, ...], served: str
+) -> None:
+    version = add_model(tmp_path, "m", config) / "1"
+    (version / "model.onnx").unlink()
+    for name in files:
+        (version / name).parent.mkdir(parents=True, exist_ok=True)
+        (version / name).write_bytes(b"onnx")
+    entry = only_entry(tmp_path)
+    if isinstance(entry, BrokenModel):
+        assert entry.reason == served
+    else:
+        assert (entry.folder, entry.path, str(entry.file)) == (version.parent, version / served, served)
+
+
 def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
     add_model(tmp_path, "b", "max_batch_size: 8\nunknown_field: 3\n")
     add_model(tmp_path, "a")
