@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ STAMPS: Final = (
 )  # fmt: skip
 
 
+# How Triton names a store that speaks S3: protocol, if it is said, host and port, bucket and folder.
+_OWN_STORE: Final = re.compile(r"s3://(?:(https?)://)?([^/:@]+:\d+)/(.+)", re.DOTALL)
+
+
 class RemoteError(OSError):
     """A repository cannot be read; the message says which, why, and what to do."""
 
@@ -70,6 +75,14 @@ def sync(sources: Sequence[RemoteSource], model: str = "", whole: bool = False) 
             _Copy(source).sync(model, whole)
 
 
+def store_of(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL as fsspec has it, and its options: the server, where a URL of S3 names one, HTTP unless it says."""
+    named = _OWN_STORE.fullmatch(url)
+    if named is None:
+        return url, {}
+    return f"s3://{named[3]}", {"endpoint_url": f"{named[1] or 'http'}://{named[2]}"}
+
+
 class _Copy:
     """The copy of one source, which one process at a time changes."""
 
@@ -80,7 +93,8 @@ class _Copy:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._source = source
         self._folder = source.folder
-        self._fs, self._root = fsspec.core.url_to_fs(source.url)
+        url, options = store_of(source.url)
+        self._fs, self._root = fsspec.core.url_to_fs(url, **options)
 
     def sync(self, only: str, whole: bool) -> None:
         if self._source.name and only not in ("", self._source.name):

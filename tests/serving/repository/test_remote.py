@@ -19,6 +19,8 @@ import tritonclient.grpc as triton
 from moto.server import ThreadedMotoServer
 from tritonclient.utils import InferenceServerException
 
+from gangway.server.control.repository.remote import sync
+from gangway.server.options.server import RemoteSource
 from testing.live_server import LiveServer, live_server
 from testing.repository import GANGWAY
 from tests.conftest import CompileKept
@@ -100,6 +102,17 @@ def test_a_server_follows_a_bucket(bucket: Bucket, store: ThreadedMotoServer, ca
         served.wait_until(lambda: "cannot be listed, so what is served stays" in server.log.read_text())
         assert served.added("first") == 3
     assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("protocol", ["", "http://"])
+def test_a_url_may_name_the_store(
+    bucket: Bucket, store: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, protocol: str
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    host, port = store.get_host_and_port()
+    url = f"s3://{protocol}{host}:{port}/{bucket.url.removeprefix('s3://')}"
+    sync([RemoteSource(url, tmp_path)])
+    assert (tmp_path / "first/1/model.onnx").read_bytes() == adder(1)
 
 
 def test_models_are_loaded_from_a_bucket_when_they_are_asked_for(
