@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from onnx import numpy_helper
 
-from gangway.compiler.errors import EndedApartError, ModelError, UnsupportedModelError
+from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.halves import has_halves
 from gangway.compiler.frontend.importer import open_file
 from gangway.compiler.model_file import initializer_field, make_readable, parse, with_initializers
@@ -26,8 +26,6 @@ def or_widened(path: Path, look: Callable[[Iterable[bytes] | None], Found]) -> F
     """
     try:
         return look(None)
-    except EndedApartError:
-        raise
     except UnsupportedModelError:
         with suppress(ModelError):
             if (parts := _widened(path)) is not None:

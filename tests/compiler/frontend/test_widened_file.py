@@ -1,6 +1,6 @@
 """Files of halves that onnxruntime refuses are served by it as float32 where sizes are open, and the check says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from onnx import numpy_helper, parser
 from gangway.artifact.format import Engine
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.compiler.check.file_check import CompiledRows, ServedBy, check_file
-from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.errors import EndedApartError, UnsupportedModelError
+from gangway.compiler.frontend.widened_file import or_widened
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 RANDOM = np.random.default_rng(5)
@@ -72,6 +73,24 @@ def test_halves_that_onnxruntime_refuses(tmp_path: Path, compile_file: Callable[
     (answer,) = run_session(session, ["y"], {"x": x.astype(dtype).view(np.uint16) if halves else x}, halves)
     answer = answer.view(dtype).astype(np.float32) if halves else answer
     np.testing.assert_allclose(answer, wanted, rtol=float(ml_dtypes.finfo(dtype).eps), atol=1e-5)
+
+
+def test_halves_that_end_onnxruntime(tmp_path: Path) -> None:
+    """Versions 1.31 and 1.32 end with some files, and answer them as float32."""
+    path = tmp_path / "model.onnx"
+
+    def look(parts: Iterable[bytes] | None) -> onnx.ModelProto:
+        if parts is None:
+            raise EndedApartError("it ends the process by SIGSEGV")
+        return onnx.ModelProto.FromString(b"".join(parts))
+
+    for text, dtype in ((MIXED, np.float16), (MIXED.replace("to = 10", "to = 1"), np.float32)):
+        onnx.save(model_of(text, dtype), path)
+        if dtype is np.float16:
+            assert or_widened(path, look).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+        else:
+            with pytest.raises(EndedApartError):
+                or_widened(path, look)
 
 
 def test_what_float32_does_not_mend_is_refused_as_it_is(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
