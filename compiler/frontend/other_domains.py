@@ -20,7 +20,7 @@ from gangway.compiler.frontend import (
 from gangway.compiler.frontend.attention import grouped
 from gangway.compiler.frontend.attention import operators as attention_operators
 from gangway.compiler.frontend.decompositions import is_defined, write_body
-from gangway.compiler.frontend.definitions import einsum, piecewise, scans
+from gangway.compiler.frontend.definitions import einsum, fourier, piecewise, scans
 from gangway.compiler.frontend.functions import infer_body
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
 from gangway.compiler.frontend.packed import operators as packed_operators
@@ -38,6 +38,7 @@ __all__ = [
     "contrib_operators",
     "define_operators",
     "einsum",
+    "fourier",
     "grouped",
     "ml_operators",
     "packed_operators",

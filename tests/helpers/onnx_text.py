@@ -14,9 +14,9 @@ from tests.helpers.ways import Array
 DOMAINS = {"ai.onnx.ml": 2, "com.microsoft": 1, "com.microsoft.extensions": 1}
 
 
-def model_of(graph: str, **weights: Array) -> onnx.ModelProto:
+def model_of(graph: str, opset: int = 17, **weights: Array) -> onnx.ModelProto:
     """Return the model of "(float[N,4] x) => (float[N,4] y) { y = Add(x, w) }", with its weights by name."""
-    versions = {"": 17} | {name: version for name, version in DOMAINS.items() if f"= {name}." in graph}
+    versions = {"": opset} | {name: version for name, version in DOMAINS.items() if f"= {name}." in graph}
     imports = ", ".join(f'"{name}" : {version}' for name, version in versions.items())
     model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> g {graph}")
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items())
