@@ -152,7 +152,7 @@ class RepositoryOptions:
     """
 
     folders: tuple[Path, ...] = from_flags("MODELS", _folders, _add_sources, ("--model-repository",), default=())
-    mode: Mode = flag("--model-control-mode", "none", is_common=True, choices=get_args(Mode),
+    mode: Mode = flag("--model-control-mode", "none", is_common=True, type=str.lower, choices=get_args(Mode),
         help="none: load every model at the start; poll: follow changes of the repository; "
         "explicit: load and unload what clients ask for (none)")  # fmt: skip
     poll_seconds: float = flag("--repository-poll-secs", 15.0, is_common=True, type=seconds, metavar="SECONDS",
@@ -176,7 +176,7 @@ BATCHING_MODES = ("auto", "off")
 
 
 def _add_rate_limits(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--rate-limit", choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
+    parser.add_argument("--rate-limit", type=str.lower, choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
         help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
     parser.add_argument("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
         help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip

@@ -19,6 +19,8 @@ OFF: Final = "OFF"
 MAX_RATE: Final = 2**32 - 1
 MAX_COUNT: Final = 2**31 - 1
 UNLIMITED: Final = -1
+# Further words of the flag, as tritonserver takes them.
+_FLAG_LEVELS: Final = {"false": OFF, **dict.fromkeys(("true", "on", "min", "max"), "TIMESTAMPS")}
 DEFAULT_URL: Final = "http://localhost:4318/v1/traces"
 EXPORTER_MODULE: Final = "opentelemetry.exporter.otlp.proto.http"
 _BATCHING: Final = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
@@ -104,13 +106,13 @@ def _with(config: TraceConfig, text: str) -> TraceConfig:
     name, equals, value = rest.partition("=")
     if not equals:
         raise ValueError("expected [MODE,]SETTING=VALUE")
-    match scope, name:
+    match scope.lower(), name:
         case "", "mode":
-            if value not in MODES:
+            if value.lower() not in MODES:
                 raise ValueError(f"unknown mode, expected {' or '.join(MODES)}")
-            return replace(config, mode=value)
+            return replace(config, mode=value.lower())
         case "", "level":
-            return replace(config, level=with_level(config.level, value))
+            return replace(config, level=with_level(config.level, _FLAG_LEVELS.get(value.lower(), value.upper())))
         case "", "rate":
             return replace(config, rate=whole_number(value, 0, MAX_RATE))
         case "", "count":

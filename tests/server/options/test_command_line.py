@@ -124,6 +124,14 @@ def test_addresses(address: str, target: str) -> None:
     assert parse_options([NEEDED, f"--grpc-address={address}"]).grpc.target == target
 
 
+def test_words_in_capitals_are_taken_as_tritonserver_takes_them() -> None:
+    given = ("--model-control-mode=EXPLICIT", "--rate-limit=Execution_Count", "--trace-config=mode=OpenTelemetry")
+    options = parse_options([NEEDED, *given, "--log-info=FALSE", "--grpc-infer-response-compression-level=HIGH"])
+    assert (options.repository.mode, options.traces.mode) == ("explicit", "opentelemetry")
+    assert options.models.rates.enabled and not options.logs.info
+    assert options.grpc.compression is Compression.HIGH
+
+
 def test_grpc_can_be_switched_off() -> None:
     assert parse_options([NEEDED, "--allow-grpc=false"]).grpc.target == ""
 

@@ -328,6 +328,23 @@ def test_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words, levels",
+    [
+        (("off",), ()),
+        (("False",), ()),
+        (("timestamps",), ("TIMESTAMPS",)),
+        (("Tensors", "true"), ("TIMESTAMPS", "TENSORS")),
+        (("on",), ("TIMESTAMPS",)),
+        (("MIN",), ("TIMESTAMPS",)),
+        (("max", "OFF"), ()),
+    ],
+)
+def test_words_of_levels(words: tuple[str, ...], levels: tuple[str, ...], tmp_path: Path) -> None:
+    texts = [f"TRITON,file={tmp_path}/t", *(f"level={word}" for word in words)]
+    assert trace_config_of(texts) == TraceConfig(file=f"{tmp_path}/t", level=levels)
+
+
+@pytest.mark.parametrize(
     "texts, reason",
     [
         (["level"], "expected [MODE,]SETTING=VALUE"),
