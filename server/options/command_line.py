@@ -81,7 +81,6 @@ REFUSED = (
     TritonFlag("--allow-sagemaker", "BOOL", f"{_SAGEMAKER}; false is accepted", boolean),
     TritonFlag("--allow-vertex-ai", "BOOL", f"{_VERTEX}; false is accepted", boolean),
     TritonFlag("--host-policy", "POLICY,SETTING=VALUE", "one worker is pinned to each core; choose them with --cores"),
-    TritonFlag("--model-config-name", "NAME", "a model's configuration is config.pbtxt"),
     TritonFlag(
         "--model-namespacing", "BOOL", "a model's name is unique among all repositories; false is accepted", boolean
     ),

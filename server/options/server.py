@@ -142,13 +142,22 @@ def _model_file(path: Path, name: str) -> ModelFile:
     return name, path
 
 
+def _config_name(text: str) -> str:
+    if not text.isprintable() or " " in text or "/" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a file without .pbtxt, which has neither spaces nor /"
+        )
+    return text
+
+
 @dataclass(frozen=True)
 class RepositoryOptions:
     """`folders` hold one folder per model, those of the copies of `remotes`, too; `files` are models. `mode`: who
     decides what is loaded after the start.
 
     `load_models` (explicit only): names to load at the start; ALL_MODELS alone means every one. `complete_configs`:
-    what a configuration leaves out is taken from the model. Times are in seconds, 0: never.
+    what a configuration leaves out is taken from the model. `config_name`: as of `read_model`. Times are in seconds, 0:
+    never.
     """
 
     folders: tuple[Path, ...] = from_flags("MODELS", _folders, _add_sources, ("--model-repository",), default=())
@@ -166,6 +175,8 @@ class RepositoryOptions:
     complete_configs: bool = flag("--disable-auto-complete-config", True, action="store_true", unless_given=False,
         read=not_,
         help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
+    config_name: str = flag("--model-config-name", "", type=_config_name, metavar="NAME",
+        help="configure models by configs/NAME.pbtxt of their folders, where it is there (config.pbtxt)")  # fmt: skip
     files: tuple[ModelFile, ...] = from_flags("MODELS", _files, default=())
     remotes: tuple[RemoteSource, ...] = from_flags("MODELS", _remotes, default=())
 

@@ -205,7 +205,8 @@ class ModelControl:
         sync(self._options.remotes, whole=self._is_first)
         self._is_first = False
         found = find_models(self._options.folders, self._options.files)
-        return {name: read_only_one(name, folders) for name, folders in found.items()}
+        named = self._options.config_name
+        return {name: read_only_one(name, folders, config_name=named) for name, folders in found.items()}
 
     async def needs(self, name: str) -> Sequence[str]:
         """Return the models of which the repository's model is made, if it is an ensemble that can be read."""
@@ -225,7 +226,7 @@ class ModelControl:
             folders = find_models(self._options.folders, self._options.files).get(name, [])
         except OSError as error:
             unavailable(f"{NOT_FOUND.format(name)}: {error}")
-        return read_only_one(name, folders, override) if folders else []
+        return read_only_one(name, folders, override, self._options.config_name) if folders else []
 
     def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
         """Return what is to be served of it, ensembles after their models."""

@@ -327,6 +327,7 @@ def _not_polled(name: str, reason: str, code: StatusCode = StatusCode.INVALID_AR
 
 
 CONFIG_FILENAME = "config.pbtxt"
+CONFIGS = "configs"  # a folder of a model with further configurations, by name
 NO_MODELS = ("lost+found",)  # folders of file systems
 LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
 
@@ -378,13 +379,15 @@ def _is_utf8(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def read_only_one(name: str, folders: Sequence[Path], override: Override | None = None) -> list[Entry]:
+def read_only_one(
+    name: str, folders: Sequence[Path], override: Override | None = None, config_name: str = ""
+) -> list[Entry]:
     """Return the versions of a model that one folder alone must have, or one file."""
     if len(folders) > 1:
         return [BrokenModel(name, WHOLE_MODEL, DUPLICATE)]
     path = folders[0]
     is_file = path.suffix == ONNX_SUFFIX and not path.is_dir()
-    return [_read_file(name, path, override)] if is_file else read_model(path, name, override)
+    return [_read_file(name, path, override)] if is_file else read_model(path, name, override, config_name)
 
 
 def _read_file(name: str, path: Path, override: Override | None) -> Entry:
@@ -403,11 +406,14 @@ def _read_file(name: str, path: Path, override: Override | None) -> Entry:
     return ModelVersion(name, 1, path, config, qos, stamp, override, in_vain, is_alone=True)
 
 
-def read_model(folder: Path, name: str = "", override: Override | None = None) -> list[Entry]:
-    """Return the versions of one model that its policy asks for (default: the latest), or why there are none."""
+def read_model(folder: Path, name: str = "", override: Override | None = None, config_name: str = "") -> list[Entry]:
+    """Return the versions of one model that its policy asks for (default: the latest), or why there are none.
+
+    `config_name`: of the configuration among `CONFIGS` that counts in the place of config.pbtxt, where it is there.
+    """
     name = name or folder.name
     try:
-        config = _config_of(folder, override)
+        config = _config_of(folder, override, config_name)
         qos = _checked(config, name)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
@@ -489,10 +495,12 @@ def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
     return f"{foreign} is not supported, {ours}, and {why}" if foreign else why
 
 
-def _config_of(folder: Path, override: Override | None) -> ModelConfig:
+def _config_of(folder: Path, override: Override | None, name: str) -> ModelConfig:
     if override is not None and override.config is not None:
         return override.config
-    path = folder / CONFIG_FILENAME
+    named, path = folder / CONFIGS / f"{name}.pbtxt", folder / CONFIG_FILENAME
+    if name and named.exists():
+        return read_config(named)
     return read_config(path) if path.exists() else ModelConfig()
 
 

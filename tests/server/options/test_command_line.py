@@ -167,6 +167,8 @@ def test_grpc_can_be_switched_off() -> None:
         ("--model-namespacing=true", "argument --model-namespacing: is not supported: a model's name is unique"),
         ("--allow-vertex-ai=1", "argument --allow-vertex-ai: is not supported: Vertex AI's protocol is not served"),
         ("--trace-rate=5", "argument --trace-rate: is not supported: deprecated; use --trace-config=rate=N"),
+        ("--model-config-name=a b", "argument --model-config-name: 'a b' is no name of a file without .pbtxt"),
+        ("--model-config-name=../x", "argument --model-config-name: '../x' is no name of a file without .pbtxt"),
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
         ("--backend-config=default-max-batch-size", "expected '[BACKEND,]SETTING=VALUE'"),
         ("--backend-config=default-max-batch-size=-1", "-1 is not from 0"),

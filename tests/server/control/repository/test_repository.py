@@ -81,6 +81,24 @@ def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "size"),
+    [("", 1), ("h100", 2), ("config", 3), ("v100", 1)],
+)
+def test_a_configuration_may_be_chosen_by_its_name(tmp_path: Path, name: str, size: int) -> None:
+    folder = add_model(tmp_path, "m", "max_batch_size: 1")
+    (folder / "configs").mkdir()
+    for file, each in {"h100": 2, "config": 3}.items():
+        (folder / "configs" / f"{file}.pbtxt").write_text(f"max_batch_size: {each}")
+    (entry,) = read_only_one("m", [folder], config_name=name)
+    assert isinstance(entry, ModelVersion)
+    assert entry.config.max_batch_size == size
+    (folder / "configs" / "h100.pbtxt").write_text("max_batch_size: many")
+    (entry,) = read_only_one("m", [folder], config_name="h100")
+    assert isinstance(entry, BrokenModel)
+    assert entry.reason.startswith("h100.pbtxt: line 1, column 17: ")
+
+
+@pytest.mark.parametrize(
     ("config", "files", "served"),
     [
         ("", ("model.onnx/model.onnx", "model.onnx/weights.bin"), "model.onnx/model.onnx"),
