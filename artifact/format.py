@@ -100,6 +100,8 @@ class TensorSpec:
     # model is compiled for each value, as for sizes. Empty: it decides nothing.
     value_symbol: str = ""
     classes: tuple[str, ...] = ()  # what the columns of an output's scores are called, if its ZipMap says it
+    # For trials: some texts of each column of an input that refuses texts which it does not know. None: any will do.
+    example_texts: tuple[tuple[str, ...], ...] = ()
 
 
 class BatchKernel(msgspec.Struct, frozen=True):

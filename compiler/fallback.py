@@ -59,6 +59,7 @@ from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip
 from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.frontend.widened_file import or_widened
 from gangway.compiler.key import compiler_version, external_files, model_key
+from gangway.compiler.known_texts import Texts, known_texts
 from gangway.compiler.lower.reference import run_apart
 from gangway.compiler.model_file import make_readable, parse, with_weights
 
@@ -98,10 +99,11 @@ class TrialOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionTrials:
-    """Runs of a session with zeros; `are_apart`: each in a process of its own."""
+    """Runs of a session with zeros; `are_apart`: each in a process of its own; `texts`: of inputs, by column."""
 
     session: Any
     are_apart: bool
+    texts: Mapping[str, Texts] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[TrialOutput]:
         """Return what the model answers. Raises what onnxruntime raises; EndedApartError, and all others as that."""
@@ -115,7 +117,7 @@ class SessionTrials:
     def _run(self, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[TrialOutput]:
         outputs = self.session.get_outputs()
         bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
-        feeds = {tensor.name: _zeros(tensor, rows, sizes) for tensor in inputs}
+        feeds = {tensor.name: _zeros(tensor, rows, sizes, self.texts.get(tensor.name, ())) for tensor in inputs}
         arrays = run_session(self.session, [tensor.name for tensor in outputs], feeds, bfloat16)
         return [_answer(array) for array in arrays]
 
@@ -218,7 +220,8 @@ def _look_at(path: Path, optional: Sequence[str], must_run: bool) -> _Found:
 def _opened(path: Path, optional: Sequence[str], must_run: bool, are_apart: bool) -> _Found:
     try:
         session, session_bytes = allocated_by(lambda: open_session(path))
-        trials = SessionTrials(session, are_apart)
+        takes_texts = any(_datatype(tensor) == "BYTES" for tensor in session.get_inputs())
+        trials = SessionTrials(session, are_apart, known_texts(path) if takes_texts else {})
         signature = read_signature(trials, optional)
         inputs = trials.session.get_inputs()
         if must_run and not _has_open_sizes(inputs):
@@ -261,7 +264,8 @@ def _save_optimised(writer: OnnxArtifactWriter, found: _Found, target: TargetSpe
     def save() -> tuple[bool, int]:
         open_session(writer.model_path, save=path, layouts=layouts, exact=exact)
         session, session_bytes = allocated_by(lambda: open_session(path, optimise=not layouts))
-        trials = SessionTrials(session, found.are_apart)
+        texts = {spec.name: spec.example_texts for spec in found.signature.inputs}
+        trials = SessionTrials(session, found.are_apart, texts)
         return _behaviour(trials, found.signature.trial_sizes) == found.behaviour, session_bytes
 
     is_alike, session_bytes = False, 0
@@ -325,7 +329,10 @@ def read_signature(trials: SessionTrials, optional: Sequence[str] = ()) -> Signa
     batched = _may_be_batch(inputs, outputs) and keeps_rows
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
     specs[1] = tuple(map(_opened_where_wrong, specs[1], answers)) if answers else specs[1]
-    marked = tuple(replace(spec, optional=spec.name in optional) for spec in specs[0])
+    marked = tuple(
+        replace(spec, optional=spec.name in optional, example_texts=trials.texts.get(spec.name, ()))
+        for spec in specs[0]
+    )
     return Signature(marked, specs[1], batched, trial or {})
 
 
@@ -481,12 +488,14 @@ def _opened_where_wrong(spec: TensorSpec, answer: TrialOutput) -> TensorSpec:
     return replace(spec, shape=shape, row_bytes=0)
 
 
-def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int]) -> Any:
+def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int], texts: Texts) -> Any:
     shape = [sizes.get(_symbol(tensor, axis), size) for axis, size in enumerate(tensor.shape)]
     if shape and not isinstance(tensor.shape[0], int):
         shape[0] = rows
     datatype = _datatype(tensor)
-    return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, STORAGE[datatype])
+    if datatype != "BYTES":
+        return np.zeros(shape, STORAGE[datatype])
+    return np.resize(np.array([column[0] for column in texts] or ["0"], object), shape)
 
 
 def check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

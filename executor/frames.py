@@ -14,6 +14,7 @@ An optional input that is left out is a scalar without contents.
 import math
 import struct
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import align_up
@@ -137,7 +138,12 @@ def join_strings(texts: Sequence[str | bytes]) -> bytes:
     return join_elements([text if isinstance(text, bytes) else text.encode() for text in texts])
 
 
-def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int) -> bytes:
-    """Return contents to try a model with: zeros; where strings are wanted, "0", which most models can read."""
+def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int, texts: Sequence[Sequence[str]] = ()) -> bytes:
+    """Return contents to try a model with: zeros; where strings are wanted, the first of the `texts` of each column.
+
+    Without `texts` they are "0", which most models can read.
+    """
     count = math.prod(shape)
-    return join_strings([b"0"] * count) if datatype == "BYTES" else bytes(count * item_bytes)
+    if datatype != "BYTES":
+        return bytes(count * item_bytes)
+    return join_strings([*islice(cycle([column[0] for column in texts] or ["0"]), count)])

@@ -72,7 +72,9 @@ class WholeRunner(ModelRunner):
         tensors = []
         for tensor in self.manifest.inputs:
             shape = _shape(tensor, self._sizes, rows if self._rows_in_shape else None)
-            tensors.append((shape, example_bytes(tensor.datatype, shape, ITEM_BYTES.get(tensor.datatype, 0))))
+            tensors.append(
+                (shape, example_bytes(tensor.datatype, shape, ITEM_BYTES.get(tensor.datatype, 0), tensor.example_texts))
+            )
         frame = plan_frame([(shape, len(content)) for shape, content in tensors])
         begin = self._offsets[0] + gang * rows * sum(aligned(tensor.row_bytes) for tensor in self.manifest.inputs)
         answer_bytes = rows * sum(aligned(tensor.row_bytes) for tensor in self.manifest.outputs)
@@ -111,5 +113,7 @@ def _elements(tensor: TensorSpec, sizes: Sizes, batched: bool) -> int:
 
 def _row_bytes(tensor: TensorSpec, possible: Sequence[Sizes], batched: bool) -> int:
     """Return what a row of a request takes at most, its share of a header included."""
-    item_bytes = ITEM_BYTES.get(tensor.datatype, 8)
+    item_bytes = ITEM_BYTES.get(
+        tensor.datatype, max([8, *(4 + len(text.encode()) for text, *_ in tensor.example_texts)])
+    )
     return _HEADER_BYTES + item_bytes * max((_elements(tensor, sizes, batched) for sizes in possible), default=0)

@@ -31,7 +31,7 @@ class Tensor:
     `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
     `own_shape`: the model's, if the config has the server reshape the tensor; () of a scalar. `optional`: a request may
     leave it out.
-    `value_symbol`: as in TensorSpec.
+    `value_symbol`, `example_texts`: as in TensorSpec.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Tensor:
     own_shape: tuple[int, ...] | None = None
     optional: bool = False
     value_symbol: str = ""
+    example_texts: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
@@ -50,7 +51,8 @@ class Tensor:
         own_shape = spec.shape if tensor.HasField("reshape") or not spec.shape else None
         symbols = () if own_shape else spec.symbols
         datatype = datatype_name(tensor.data_type)
-        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional, spec.value_symbol)
+        shown = (spec.optional, spec.value_symbol, spec.example_texts)
+        return cls(tensor.name, datatype, shape, index, symbols, own_shape, *shown)
 
     def may_have(self, shape: Sequence[int], least_rows: int) -> bool:
         """Whether a tensor may have this shape. Symbolic dimensions may be 0, the first one `least_rows` at least.

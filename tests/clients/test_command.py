@@ -65,6 +65,8 @@ def test_a_refusal_of_texts_that_nobody_said_names_the_way_to_say_them(client: C
     with live_server(tmp_path / "models", [f"--cache-dir={tmp_path / 'cache'}"]) as server:
         refused = client("places", "--url", server.url)
         answered = client("places", "--url", server.url, f"--input=city={tmp_path / 'oslo.npy'}")
+        told = server.log.read_text()
+    assert "trial" not in told and "runs alone" not in told  # trials ask with texts that the model knows
     assert refused.returncode == 1
     assert refused.stderr.endswith(
         "the texts of city were random digits: --input NAME=FILE for each input has others\n"

@@ -7,6 +7,7 @@ the same every time, up to the rounding of other sizes: then requests may share 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from gangway.python_backend.elements import split_texts
 from gangway.server.control.repository.trial_runs import SymbolSizes, Trial, TrialError, TrialRunner, trial_shapes
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Tensor
 from gangway.server.requests.codecs import Codec
 from gangway.server.requests.data_plane import Submission
 
@@ -106,13 +108,16 @@ def _random_rows(model: ServedModel, sizes: SymbolSizes, integers: tuple[int, in
     """Return different rows, always the same ones; the last one has the least numbers: zeros, mostly."""
     random = np.random.default_rng(0)
     inputs = trial_shapes(model, sizes).inputs
-    return [[_random(random, tensor.datatype, shape, scale, integers) for tensor, shape in inputs] for scale in SCALES]
+    return [[_random(random, tensor, shape, scale, integers) for tensor, shape in inputs] for scale in SCALES]
 
 
 def _random(
-    random: np.random.Generator, datatype: str, shape: Sequence[int], scale: float, integers: tuple[int, int]
+    random: np.random.Generator, tensor: Tensor, shape: Sequence[int], scale: float, integers: tuple[int, int]
 ) -> Any:
-    least, largest = integers
+    (least, largest), datatype = integers, tensor.datatype
+    if tensor.example_texts:
+        columns = islice(cycle(tensor.example_texts), math.prod(shape))
+        return np.array([random.choice(column) for column in columns], object).reshape(shape)
     if datatype in ("FP16", "FP32", "FP64"):
         return (scale * random.standard_normal(shape) + least).astype(STORAGE[datatype])
     if datatype == "BF16":

@@ -82,7 +82,10 @@ def trial_shapes(model: ServedModel, sizes: SymbolSizes, rows: int = 1) -> Shape
 def trial_of(model: ServedModel, sizes: SymbolSizes) -> Trial:
     """Return a request of zeros with these sizes of symbolic dimensions: of one row, unless more are configured."""
     shapes = trial_shapes(model, sizes)
-    contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
+    contents = [
+        example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype), tensor.example_texts)
+        for tensor, shape in shapes.inputs
+    ]
     return Trial(codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows)
 
 
