@@ -129,6 +129,7 @@ def served(
     short: TextModel,
     rows: Array,
     access_log: Path,
+    model_cache: Path,
 ) -> Iterator[Texts]:
     write(repository, "counts", COUNTS, config_of("text:STRING:1", "vector:FP32:2", 4, EMBEDS))
     scores = parameter("gangway_embeddings", "task=rerank; activation=none")
@@ -137,6 +138,7 @@ def served(
     (repository / "step" / "config.pbtxt").write_text(STEP + EMBEDS)
     (repository / "step" / "1").mkdir()
     flags = ["--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", f"--access-log={access_log}"]
+    flags.append(f"--cache-dir={model_cache}")
     with serving(repository, *flags, kind=Texts) as served:
         yield served
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -33,14 +34,14 @@ Said = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("odd")
     for name, graph in MODELS.items():
         weights: dict[str, Any] = {"w": np.float32(1)} if "w)" in graph else {}
         save(repository, name, graph, **weights)
     save(repository, "nothing", "(float[N,0] x) => (float[N,0] y) { y = Identity(x) }")
     save(repository, "steps", "(float[N,2] x) => (float[N,2] y) { y = Identity(x) }", "sequence_batching {}")
-    with serving(repository, kind=Served) as started:
+    with serving(repository, f"--cache-dir={model_cache}") as started:
         yield started
 
 
