@@ -1,4 +1,4 @@
-"""How the supervisor starts the scheduler, and their control messages: frozen dataclasses as JSON, each a packet.
+"""How the supervisor starts the scheduler, and their control messages: structs as JSON, one a packet.
 
 The supervisor rings the scheduler's bell after every message, so that the scheduler has one thing to wait on.
 """
@@ -6,6 +6,8 @@ The supervisor rings the scheduler's bell after every message, so that the sched
 import socket
 import subprocess
 from dataclasses import dataclass
+
+import msgspec
 
 from gangway.base import json_codec
 from gangway.base.logs import LogLevels
@@ -62,8 +64,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
     return process
 
 
-@dataclass(frozen=True)
-class LoadModel:
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: make the model servable. Answered by ModelLoaded or ModelFailed.
 
     `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
@@ -109,15 +110,13 @@ class LoadModel:
     weights_key: str = ""
 
 
-@dataclass(frozen=True)
-class ModelLoaded:
+class ModelLoaded(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: every worker has the model; requests for `model_id` are accepted."""
 
     model_id: int
 
 
-@dataclass(frozen=True)
-class ModelFailed:
+class ModelFailed(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: the model cannot be served, and is unloaded.
 
     `at_fault`: its requests ended workers.
@@ -128,37 +127,32 @@ class ModelFailed:
     at_fault: bool = False
 
 
-@dataclass(frozen=True)
-class ModelIdle:
+class ModelIdle(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: workers give the model's memory back. ModelLoaded says that they have it again."""
 
     model_id: int
 
 
-@dataclass(frozen=True)
-class ArtifactLost:
+class ArtifactLost(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: a worker cannot load a model that others serve; it tries again periodically."""
 
     model_id: int
     reason: str
 
 
-@dataclass(frozen=True)
-class UnloadModel:
+class UnloadModel(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: forget the model; its waiting queries answer UNAVAILABLE, running ones finish first."""
 
     model_id: int
 
 
-@dataclass(frozen=True)
-class ModelUnloaded:
+class ModelUnloaded(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: no worker maps the model, and its arenas are free."""
 
     model_id: int
 
 
-@dataclass(frozen=True)
-class SetProfile:
+class SetProfile(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: the model's isolated latency on all cores, one row, as measured (0: not), and its target.
 
     `qos_us` None: best effort. `rejects_late`: its queue policy is to refuse what is certain to be late. `varies`: the
@@ -172,16 +166,14 @@ class SetProfile:
     varies: bool = False
 
 
-@dataclass(frozen=True)
-class UseProfile:
+class UseProfile(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: this file has the model's profile, which policies see from now on."""
 
     model_id: int
     path: str
 
 
-@dataclass(frozen=True)
-class UseSchedule:
+class UseSchedule(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: compound tasks of these models, by stream, run by the schedule in this file from now on.
 
     `number`: that front ends name in the slots of its members. `path` empty: by none any more.
@@ -192,8 +184,7 @@ class UseSchedule:
     path: str = ""
 
 
-@dataclass(frozen=True)
-class WorkerDied:
+class WorkerDied(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: this process of this core has ended and is reaped, so it writes nothing.
 
     Its successor introduces itself by a `Ready` in its completion ring. `crashed`: it ended, or did not get on, by what
@@ -206,54 +197,46 @@ class WorkerDied:
     lease: int = -1
 
 
-@dataclass(frozen=True)
-class WorkerMissing:
+class WorkerMissing(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: a worker that died cannot be replaced now; nothing may wait for its successor."""
 
     core: int
 
 
-@dataclass(frozen=True)
-class WorkerStuck:
+class WorkerStuck(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: this process keeps its gang waiting; it should be killed."""
 
     core: int
     pid: int
 
 
-@dataclass(frozen=True)
-class FrontEndDied:
+class FrontEndDied(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: drop this front end's requests. Answered by FrontEndQuiet."""
 
     front_end: int
 
 
-@dataclass(frozen=True)
-class FrontEndQuiet:
+class FrontEndQuiet(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler: no process uses that io segment, which may be reset for a successor."""
 
     front_end: int
 
 
-@dataclass(frozen=True)
-class SetLog:
+class SetLog(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: log these lines from now on (`base/logs.py`, `LogLevels.to_number`)."""
 
     levels: int
 
 
-@dataclass(frozen=True)
-class StopScheduler:
+class StopScheduler(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: tell the workers to exit, then exit with 0."""
 
 
-@dataclass(frozen=True)
-class BeginServing:
+class BeginServing(msgspec.Struct, frozen=True, tag=True):
     """To the scheduler: every model that was loaded before has been named by LoadModel; take over, then serve."""
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True, tag=True):
     """From the scheduler, once: it took over what a predecessor left; `requests` of them are queued again."""
 
     requests: int

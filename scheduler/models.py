@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeAlias
 
+from msgspec import structs
+
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import LoadArtifact
 from gangway.executor.slots import GOES_ON, SlotStatus
@@ -419,7 +421,7 @@ class ModelTable:
         model = self._models.get(model.spec.fp32_id, model)
         own = (f"model {model.spec.model_id}", 1, 1)
         limits = tuple(limit for limit in model.spec.limits if limit != own)
-        model.spec = replace(model.spec, limits=(*limits, own) if alone else limits)
+        model.spec = structs.replace(model.spec, limits=(*limits, own) if alone else limits)
         self.limits.remove(model.spec.model_id)
         self.limits.add(model.spec)
         self._review()

@@ -6,22 +6,22 @@ paper's; "measured by" names the benchmark that a number was chosen with; "bound
 right.
 """
 
-from dataclasses import dataclass, fields, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import fields, replace
 
 SWITCH_US: Final = 300.0  # stop a query and start it again; a cost, measured by benchmarks.kernels.live_gang
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionUse:
+class PredictionUse(msgspec.Struct, frozen=True):
     """How predictions of the profile are used where a deadline depends on them."""
 
     min_margin_factor: float = 1.04  # times the prediction, at least; measured by gangway simulate
     max_level: float = 1.0  # of interference: what slows down more is not memory, and ends soon; bound
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionError:
+class PredictionError(msgspec.Struct, frozen=True):
     """A model's predictions are stretched by what its blocks lately took beyond theirs: mean plus deviation.
 
     The estimator of TCP's retransmission time-out (Jacobson, SIGCOMM 1988).
@@ -34,8 +34,7 @@ class PredictionError:
     max_factor: float = 2.0  # a machine that stood still says nothing about the next query; bound
 
 
-@dataclass(frozen=True, slots=True)
-class GangSlowdown:
+class GangSlowdown(msgspec.Struct, frozen=True):
     """A query asks for fewer cores while gangs of several exceed their predictions more than gangs of one."""
 
     enabled: bool = True
@@ -43,8 +42,7 @@ class GangSlowdown:
     max_ratio: float = 4.0  # times its prediction that a block counts at most; bound
 
 
-@dataclass(frozen=True, slots=True)
-class InterferenceLevel:
+class InterferenceLevel(msgspec.Struct, frozen=True):
     """Predictions depend on how much running queries slow each other down (VELTAIR, ASPLOS 2022, section 4.1).
 
     The level is the median over the last blocks of (time - isolated time) / (what a level of 1 adds to it).
@@ -60,16 +58,14 @@ class InterferenceLevel:
     max_level: float = 4.0  # bound
 
 
-@dataclass(frozen=True, slots=True)
-class Planning:
+class Planning(msgspec.Struct, frozen=True):
     """Of very many waiting queries a decision plans only those that may be served next."""
 
     enabled: bool = True
     min_queries: int = 32  # planned, or as many as there are cores; measured by benchmarks.scheduling.decisions
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualDeadlines:
+class VirtualDeadlines(msgspec.Struct, frozen=True):
     """When a query that has no deadline, or cannot meet it, should be answered all the same."""
 
     late_factor: float = 10.0  # times its latency target after its arrival; bound
@@ -77,29 +73,25 @@ class VirtualDeadlines:
     best_effort_min_us: float = 1_000_000.0  # after its arrival, at least; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Triage:
+class Triage(msgspec.Struct, frozen=True):
     """As few queries as possible are given up so that the others are in time (Moore and Hodgson, 1968)."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Backfill:
+class Backfill(msgspec.Struct, frozen=True):
     """A late query goes before longer ones that can spare the time."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class LatestStart:
+class LatestStart(msgspec.Struct, frozen=True):
     """A query that uses few of many cores is ordered nearly by its latest start instead of its deadline."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ForesightConfig:
+class ForesightConfig(msgspec.Struct, frozen=True):
     """While deadlines ask for the whole machine, a query is given up for which those to come leave too little."""
 
     enabled: bool = True
@@ -107,8 +99,7 @@ class ForesightConfig:
     review_us: float = 10_000.0  # between two sums of the load; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Fairness:
+class Fairness(msgspec.Struct, frozen=True):
     """The deadlines of a model weigh more, the more of them it missed lately."""
 
     enabled: bool = True
@@ -118,8 +109,7 @@ class Fairness:
     max_weight: float = 10.0  # bound
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionChoice:
+class PrecisionChoice(msgspec.Struct, frozen=True):
     """A query that may be computed in fp32 or in bf16 is so in fp32 if nobody is late by it; left out: never."""
 
     enabled: bool = True
@@ -127,8 +117,7 @@ class PrecisionChoice:
     crowding_step: float = 0.25  # of the factor that the load makes: not every request changes what may begin; bound
 
 
-@dataclass(frozen=True, slots=True)
-class LateBound:
+class LateBound(msgspec.Struct, frozen=True):
     """A late query goes first once it has waited so much longer than whom order of arrival would serve now."""
 
     enabled: bool = True
@@ -138,8 +127,7 @@ class LateBound:
     max_wait_us: float = 1_000_000.0  # if order of arrival made requests wait for longer, they are too many; bound
 
 
-@dataclass(frozen=True, slots=True)
-class AgingConfig:
+class AgingConfig(msgspec.Struct, frozen=True):
     """The oldest query behind its virtual deadline has the machine for a bounded share of the time: nothing starves."""
 
     enabled: bool = True
@@ -147,8 +135,7 @@ class AgingConfig:
     burst_us: float = 20_000.0  # of the whole machine at once; about one long query
 
 
-@dataclass(frozen=True, slots=True)
-class BriefConfig:
+class BriefConfig(msgspec.Struct, frozen=True):
     """A query that computes no longer than a switch takes goes first, for a bounded share of the time."""
 
     enabled: bool = True
@@ -156,31 +143,27 @@ class BriefConfig:
     burst_us: float = 20_000.0  # of the whole machine at once; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Restarts:
+class Restarts(msgspec.Struct, frozen=True):
     """Of the late queries that were stopped only so many keep their leases and memory; the others start over."""
 
     enabled: bool = True
     max_stopped_per_core: int = 2  # measured by gangway simulate at 3 x capacity
 
 
-@dataclass(frozen=True, slots=True)
-class CoreShares:
+class CoreShares(msgspec.Struct, frozen=True):
     """How many cores a query asks for."""
 
     busy_efficiency: float = 0.7  # that the last cores of a gang add, against one alone; measured by gangway simulate
     efficiency_step: float = 0.02  # efficiencies are rounded to it, since what follows is remembered; bound
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineGangs:
+class DeadlineGangs(msgspec.Struct, frozen=True):
     """A query asks for more cores than are efficient if its deadline needs them."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """Running queries grow into idle cores."""
 
     enabled: bool = True
@@ -189,46 +172,40 @@ class Growth:
     min_gain_share: float = 0.03  # of the rest; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """A query gives up the cores that are not efficient in its next blocks (VELTAIR, Algorithm 2)."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Preemption:
+class Preemption(msgspec.Struct, frozen=True):
     """A running query makes room for a more urgent one."""
 
     enabled: bool = True
     min_wake_us: float = 50.0  # a moment that is nearer is not waited for; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Trading:
+class Trading(msgspec.Struct, frozen=True):
     """A query that was given up yields to a shorter one that it would make late."""
 
     enabled: bool = True
     min_length_factor: float = 2.0  # of cores x time, the longer over the shorter one; measured by gangway simulate
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyPreemption:
+class LatencyPreemption(msgspec.Struct, frozen=True):
     """A query yields, though no deadline is saved, if latencies in sum become shorter and none is lost."""
 
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StopAtOnce:
+class StopAtOnce(msgspec.Struct, frozen=True):
     """A query is stopped between two tasks if its next layer boundary is far away."""
 
     enabled: bool = True
     min_boundary_us: float = 300.0  # farther is far; measured by benchmarks.kernels.live_gang
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionGap:
+class DecisionGap(msgspec.Struct, frozen=True):
     """While no core is free, newcomers wait for the next decision, so that deciding takes half of a core at most."""
 
     enabled: bool = True
@@ -236,16 +213,14 @@ class DecisionGap:
     max_gap_us: float = 5_000.0  # whatever held up the scheduler; bound
 
 
-@dataclass(frozen=True, slots=True)
-class BestEffortGap:
+class BestEffortGap(msgspec.Struct, frozen=True):
     """A newcomer without a deadline takes cores from nobody: it waits longest, and does not wake the scheduler."""
 
     enabled: bool = True
     gap_us: float = 50_000.0  # bound
 
 
-@dataclass(frozen=True, slots=True)
-class Crowding:
+class Crowding(msgspec.Struct, frozen=True):
     """Waiting requests without hope make room before a front end's request slots run out."""
 
     enabled: bool = True
@@ -253,8 +228,7 @@ class Crowding:
     room_share: float = 1 / 16  # of the slots is made at once; bound
 
 
-@dataclass(frozen=True, slots=True)
-class Shedding:
+class Shedding(msgspec.Struct, frozen=True):
     """Beyond two seconds of late work the oldest of the lowest class is refused, and the newest best effort."""
 
     enabled: bool = True
@@ -263,8 +237,7 @@ class Shedding:
     min_waiting: int = 32  # requests; fewer are no overload, and so many of best effort may wait; bound
 
 
-@dataclass(frozen=True, slots=True)
-class BatchingConfig:
+class BatchingConfig(msgspec.Struct, frozen=True):
     """How batches are formed and split (Packrat; docs/explanation/batching.md)."""
 
     max_fill_cost_share: float = 0.5  # of what rows take alone, that filling up a batch with them may cost; bound
@@ -282,8 +255,7 @@ class BatchingConfig:
     max_load: float = 0.95  # share of the machine's time; with more, a busy period has no end to plan for
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalSmoothing:
+class ArrivalSmoothing(msgspec.Struct, frozen=True):
     """How often a model is asked, smoothed over its requests."""
 
     gain: float = 1 / 8  # weight of the latest gap, as in TCP's round-trip time (Jacobson, SIGCOMM 1988)
@@ -291,8 +263,7 @@ class ArrivalSmoothing:
     max_gap_us: float = 1_000_000.0  # a longer pause says no more about the next request; bound
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
+class PolicyConfig(msgspec.Struct, frozen=True):
     """The parts of the default policy, of the dispatcher that drives it, and of admission."""
 
     prediction: PredictionUse = PredictionUse()

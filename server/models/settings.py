@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from gangway.artifact.precision import FP32, PRECISIONS, WantedPrecision
 from gangway.base.files import file_beside, require_regular
 from gangway.protos.model_config_pb2 import (
@@ -78,7 +80,8 @@ class ModelBatching:
 
         What forbids to split requests does so still.
         """
-        return replace(spec, **vars(self) | {"splits": self.splits and spec.splits})  # fields have the same names there
+        same = vars(self) | {"splits": self.splits and spec.splits}  # fields have the same names there
+        return structs.replace(spec, **same)
 
 
 def mode_of(config: ModelConfig) -> str:
@@ -228,7 +231,7 @@ class ModelLimits:
 
     def applied_to(self, spec: "LoadModel") -> "LoadModel":
         """Return what the scheduler is told of the model, or of it compiled for certain sizes, with its limits."""
-        return replace(spec, limits=self.limits, limit_priority=self.priority)
+        return structs.replace(spec, limits=self.limits, limit_priority=self.priority)
 
 
 def _instances(config: ModelConfig) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gangway.artifact.format import staging_bytes
 from gangway.artifact.reader import read_manifest
@@ -49,7 +50,7 @@ class Server:
         self.new_front_end()
         stride = arena_bytes(cache_dir / key)
         spec = messages.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=stride, max_rows=4)
-        self.specs = [replace(spec, **fields)]
+        self.specs = [structs.replace(spec, **fields)]
         fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
         self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
         self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy, models_bytes=models_bytes)
@@ -262,7 +263,7 @@ class ScriptedServer(Server):
     def configure(self, part: str, **numbers: float) -> None:
         """Change numbers of a part of the policy's configuration."""
         config = self.script.config
-        changed = replace(config, **{part: replace(getattr(config, part), **numbers)})
+        changed = structs.replace(config, **{part: structs.replace(getattr(config, part), **numbers)})
         self.script.config = self.live.compounds.config = changed
 
     def make_former(self, next_id: Callable[[], int], *costs_us: float) -> BatchFormer:

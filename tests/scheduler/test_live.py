@@ -3,9 +3,9 @@
 import os
 import signal
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages
@@ -110,7 +110,7 @@ def test_a_missing_worker_is_not_waited_for(server):
     server.workers[1].wait(TIMEOUT_SECONDS)
     server.memory.control.forget_worker(1)
     server.tell(messages.WorkerDied(1, server.workers[1].pid))
-    server.tell(replace(server.specs[0], model_id=8))
+    server.tell(structs.replace(server.specs[0], model_id=8))
     server.tell(messages.WorkerMissing(1))
     assert server.expect(messages.ModelLoaded).model_id == 8
     assert server.outcome(server.request(model_id=8)).status is SlotStatus.OK
@@ -194,7 +194,7 @@ def test_unloading_gives_memory_back(server):
 
 @pytest.mark.parametrize("server", ["gangway"], indirect=True)
 def test_others_wait_for_the_cores_of_a_model_that_is_unloaded(server):
-    server.tell(replace(server.specs[0], model_id=8, max_ranks=1))
+    server.tell(structs.replace(server.specs[0], model_id=8, max_ranks=1))
     assert server.expect(messages.ModelLoaded).model_id == 8
     running = server.request(hang=1, model_id=8)
     server.await_gang(1)
@@ -215,7 +215,7 @@ def limited(tiny_model):
 
 
 def test_above_the_limit_of_memory_no_model_rests_that_is_in_use(limited):
-    limited.tell(replace(limited.specs[0], model_id=8, weights_key="b"))
+    limited.tell(structs.replace(limited.specs[0], model_id=8, weights_key="b"))
     assert limited.expect(messages.ModelIdle).model_id == 7
     assert limited.expect(messages.ModelLoaded).model_id == 8
     running = limited.request(hang=1, model_id=8)
@@ -231,7 +231,7 @@ def test_above_the_limit_of_memory_no_model_rests_that_is_in_use(limited):
 
 
 def test_what_shares_weights_takes_memory_once(limited):
-    limited.tell(replace(limited.specs[0], model_id=8))
+    limited.tell(structs.replace(limited.specs[0], model_id=8))
     assert limited.expect(messages.ModelLoaded).model_id == 8
     for model_id in (7, 8):
         assert limited.outcome(limited.request(model_id=model_id)).status is SlotStatus.OK

@@ -1,9 +1,9 @@
 """Slow control over a real socket pair."""
 
-import dataclasses
 import typing
 
 import pytest
+from msgspec import structs
 
 from gangway.base.peer import peer_sockets
 from gangway.scheduler.messages import (
@@ -25,7 +25,7 @@ def test_every_message_survives_the_journey() -> None:
     samples |= {tuple[tuple[str, int, int], ...]: (("r", 1, 2),)}
     for kind in typing.get_args(ControlMessage):
         types = typing.get_type_hints(kind)
-        message = kind(**{field.name: samples[types[field.name]] for field in dataclasses.fields(kind)})
+        message = kind(**{field.name: samples[types[field.name]] for field in structs.fields(kind)})
         assert decode(encode(message)) == message
 
 

@@ -6,10 +6,10 @@ In place of precisions there are two tiny models, of six layers and of four: wha
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages
@@ -29,8 +29,8 @@ class BothPrecisions(Server):
     def add_fast(self) -> None:
         """Load the model that stands for bf16, and say how fast both are."""
         _, key = self.fast
-        fast = replace(self.specs[0], model_id=FAST, name="tiny in bf16", key=key, layers=FAST_LAYERS, fp32_id=EXACT,
-                       arena_bytes=arena_bytes(self._plans[0].cache_dir / key))  # fmt: skip
+        own = {"key": key, "layers": FAST_LAYERS, "arena_bytes": arena_bytes(self._plans[0].cache_dir / key)}
+        fast = structs.replace(self.specs[0], model_id=FAST, name="tiny in bf16", fp32_id=EXACT, **own)
         self.specs = [self.specs[0], fast]
         self.tell(fast)
         assert self.expect(messages.ModelLoaded).model_id == FAST

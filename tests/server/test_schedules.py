@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gangway.artifact.profile import whole_machine_id
 from gangway.scheduler.messages import LoadModel, UseSchedule
@@ -33,7 +34,7 @@ class Scheduler:
             )
             for place, (name, key, layers) in enumerate(zip(FOUND.names, KEYS, FOUND.layers, strict=True))
         ]
-        self.specs = {4: specs[0], 5: replace(specs[1], **changes)}  # type: ignore[arg-type]
+        self.specs = {4: specs[0], 5: structs.replace(specs[1], **changes)}
         self.told: list[UseSchedule | int] = []
 
     def spec_of(self, model_id: int) -> LoadModel | None:

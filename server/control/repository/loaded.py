@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import structs
+
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import IN_FP32, WantedPrecision
@@ -344,7 +346,9 @@ def require_loaded_files(path: Path, stamp: FilesStamp) -> None:
 
 def part_of(whole: LoadModel, part: LoadModel) -> LoadModel:
     """Return what the scheduler is told of a part of a model: limits, batches and rest are those of the whole."""
-    limited = replace(part, limits=whole.limits, limit_priority=whole.limit_priority, idle_unload_s=whole.idle_unload_s)
+    limited = structs.replace(
+        part, limits=whole.limits, limit_priority=whole.limit_priority, idle_unload_s=whole.idle_unload_s
+    )
     return ModelBatching.of_spec(whole).applied_to(limited)
 
 

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import structs
+
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import DEADLINE, IN_FP32, WantedPrecision
 from gangway.base.files import model_stamp
@@ -280,7 +282,7 @@ class ModelLoader:
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = read.limits.applied_to(batching.applied_to(self._capacity.spec(entry.title, manifest, rows)))
-        spec = replace(spec, idle_unload_s=read.idle_unload_s)
+        spec = structs.replace(spec, idle_unload_s=read.idle_unload_s)
         return MadeModel(read, config, manifest, spec, batched, declared, in_bf16, pending)
 
     async def _start(self, entry: ModelVersion) -> MadeModel:

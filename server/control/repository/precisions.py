@@ -7,9 +7,11 @@ know of the one in fp32; the scheduler takes the other one's place for a request
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import structs
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import BF16, DEADLINE, WantedPrecision
@@ -91,7 +93,7 @@ class PrecisionPairs:
             if is_counted:
                 self.capacity.require_memory(exact.name, manifest)
             spec = self.capacity.spec(f"{exact.name}, in bf16", manifest, exact.max_rows)
-            spec = part_of(exact, replace(spec, fp32_id=exact.model_id))
+            spec = part_of(exact, structs.replace(spec, fp32_id=exact.model_id))
             await self.scheduler.load(spec)
         except ModelLoadError as error:
             _alone(exact.name, str(error))

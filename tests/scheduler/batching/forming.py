@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
+from msgspec import structs
+
 from gangway.scheduler.batching.former import BatchFormer, Formed
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock
@@ -51,7 +53,7 @@ MODELS = {
 
 def spec(model_id: int, **changes: object) -> LoadModel:
     known = LoadModel(model_id, f"model {model_id}", "key", 1, CORES, 64, MAX_ROWS, joins=True)
-    return replace(known, indivisible=model_id == WHOLE, **changes)  # type: ignore[arg-type]
+    return structs.replace(known, indivisible=model_id == WHOLE, **changes)
 
 
 def query(query_id: int, model_id: int = FLAT, rows: int = 1, **changes: object) -> Query:
