@@ -313,6 +313,7 @@ PARAMETERS: Mapping[str, FieldSupport] = {
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
     "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
     "gangway_target_since": _honoured("set by the server: when a target that is a multiple began to count"),
+    "TRITON_BATCH_STRATEGY_PATH": _accepted("no shared libraries are loaded, so requests are joined without its rules"),
     # of Triton's backend for ONNX
     "intra_op_thread_count": _accepted(CORES_ARE_CHOSEN),
     "inter_op_thread_count": _accepted(CORES_ARE_CHOSEN),

@@ -166,11 +166,11 @@ def test_what_many_people_write_is_served() -> None:
     )
 
 
-# What the backend for ONNX of Triton reads, as its README and source have it.
+# What the backend for ONNX of Triton reads, as its README and source have it, and its dynamic batcher.
 ONNX_PARAMETERS = """
 intra_op_thread_count inter_op_thread_count execution_mode enable_mem_arena enable_mem_pattern arena_extend_strategy
 memory.enable_memory_arena_shrinkage session.use_device_allocator_for_initializers session.intra_op.allow_spinning
-cudnn_conv_algo_search gpu_mem_limit do_copy_in_default_stream
+cudnn_conv_algo_search gpu_mem_limit do_copy_in_default_stream TRITON_BATCH_STRATEGY_PATH
 """.split()  # noqa: SIM905 - a list of words is easier to compare
 
 
