@@ -191,7 +191,7 @@ FIELDS: Mapping[str, FieldSupport] = {
         "there are two, so that a request can be executed again after a fault"
     ),
     "ModelSequenceBatching.State.use_growable_memory": _refused(_NO_GPU),
-    "ModelSequenceBatching.iterative_sequence": _refused("an ONNX model does not ask to be executed again"),
+    "ModelSequenceBatching.iterative_sequence": _refused("no model, of ONNX or Python, can have a request executed again"),
     "ModelConfig.ensemble_scheduling": _honoured("see ensembles.md"),
     "ModelEnsembling.step": _honoured("1 to 64 steps"),
     "ModelEnsembling.Step.model_name": _honoured("the model that is executed, an ensemble or not"),
