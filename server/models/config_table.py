@@ -115,7 +115,9 @@ FIELDS: Mapping[str, FieldSupport] = {
         " requests send as [] or [1] in any case"
     ),
     "ModelInput.reshape": _honoured("clients send `dims`, the model gets `reshape`"),
-    "ModelTensorReshape.shape": _honoured("as many elements as `dims`, whose sizes must be fixed"),
+    "ModelTensorReshape.shape": _honoured(
+        "as many elements as `dims`, whose sizes must be fixed; those of a Python model may be -1 in both, in one order"
+    ),
     "ModelInput.optional": _honoured(
         "the ONNX file must have an initializer of that name, which counts where a request leaves the input out;"
         " such a model is left to onnxruntime"
@@ -191,7 +193,7 @@ FIELDS: Mapping[str, FieldSupport] = {
         "there are two, so that a request can be executed again after a fault"
     ),
     "ModelSequenceBatching.State.use_growable_memory": _refused(_NO_GPU),
-    "ModelSequenceBatching.iterative_sequence": _refused("no model, of ONNX or Python, can have a request executed again"),
+    "ModelSequenceBatching.iterative_sequence": _refused("no model can have a request executed again"),
     "ModelConfig.ensemble_scheduling": _honoured("see ensembles.md"),
     "ModelEnsembling.step": _honoured("1 to 64 steps"),
     "ModelEnsembling.Step.model_name": _honoured("the model that is executed, an ensemble or not"),

@@ -69,7 +69,7 @@ class Tensor:
 
     def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape that the model gets from a client's."""
-        return tuple(shape) if self.own_shape is None else _with_rows(self.own_shape, shape)
+        return tuple(shape) if self.own_shape is None else _with_sizes(self.own_shape, self.shape, shape)
 
     def client_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape that a client gets from the model's.
@@ -78,7 +78,7 @@ class Tensor:
         """
         if self.own_shape is None or (self.own_shape == () and len(shape)):
             return tuple(shape)
-        return _with_rows(self.shape, shape)
+        return _with_sizes(self.shape, self.own_shape, shape)
 
     def known_shape(self, sizes: Mapping[str, int], rows: int | None) -> tuple[int, ...] | None:
         """Return the shape for these sizes of symbols and this batch (None: no batch); None if that does not tell."""
@@ -92,8 +92,10 @@ class Tensor:
         return tuple(shape)
 
 
-def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
-    return (other[0], *shape[1:]) if shape[:1] == (-1,) else shape
+def _with_sizes(shape: tuple[int, ...], declared: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape whose dimensions of any size have those that the other shape, as it is `declared`, has there."""
+    given = (size for expected, size in zip(declared, sizes, strict=False) if expected == -1)
+    return tuple(next(given, -1) if size == -1 else size for size in shape)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tarfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -208,6 +208,23 @@ def _check_tensor(tensor: ModelInput | ModelOutput, kind: str) -> None:
         raise ConfigError(f"must specify 'dims' of {where}")
     if any(size < 1 and size != -1 for size in tensor.dims):
         raise ConfigError(f"{where}: dims are {list(tensor.dims)}, expected 1 or more, or -1 for any size")
+    if tensor.HasField("reshape"):
+        dims, reshape = list(tensor.dims), list(tensor.reshape.shape)
+        if any(size < 1 and size != -1 for size in reshape):
+            raise ConfigError(f"{where}: reshape is {reshape}, expected 1 or more, or -1 for any size")
+        if _sizes_between(dims) != _sizes_between(reshape):
+            raise ConfigError(f"{where}: dims {dims} and reshape {reshape} differ in size")
+
+
+def _sizes_between(dims: Sequence[int]) -> list[int]:
+    """Return the elements before, between and after the dimensions of any size."""
+    elements = [1]
+    for size in dims:
+        if size == -1:
+            elements.append(1)
+        else:
+            elements[-1] *= size
+    return elements
 
 
 def python_batching(config: ModelConfig) -> ModelBatching:

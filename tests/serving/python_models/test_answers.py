@@ -20,6 +20,12 @@ from tests.helpers.sampled import sampled
 from tests.helpers.served import Array, Served, serving
 from tests.helpers.ways import RefusedError, by_grpc, request_of
 
+RETURNS = """
+    def execute(self, requests):
+        (x,) = [request.inputs()[0].as_numpy() for request in requests]
+        shape = pb_utils.Tensor("z", np.array(x.shape))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x), shape])]
+"""
 TENSORS = """
     def execute(self, requests):
         self.made = {
@@ -145,6 +151,9 @@ def write_all(repository: Path) -> None:
     write(repository, "asks", ASKS, config_of("x:STRING:1", "y:FP32:1,2 z:INT32:1,1"))
     more = 'output { name: "y" data_type: TYPE_FP32 dims: [1, 2, 1] reshape { shape: [2] } }'
     write(repository, "reshaped", TENSORS, config_of("x:STRING:1", "z:INT32:1", batch=8, more=more), HEAD)
+    any_size = '{} {{ name: "{}" data_type: TYPE_FP32 dims: [-1, 4, -1] reshape {{ shape: [-1, 2, 2, -1] }} }}\n'
+    more = any_size.format("input", "x") + any_size.format("output", "y")
+    write(repository, "any_size", RETURNS, config_of("", "z:INT64:-1", more=more))
     adder_models.write(repository, "adder", 2)
 
     def ensemble(name: str, outputs: str, *steps: ensemble_configs.Step, batch: int = 0) -> None:
@@ -248,6 +257,15 @@ def test_more_rows_than_were_asked_for(served: Served) -> None:
 )
 def test_what_can_be_reshaped_is(served: Served, kind: str, shape: tuple[int, ...]) -> None:
     assert asked(served, "reshaped", kind, 1)["y"].shape == shape
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_dimensions_of_any_size_are_reshaped(served: Served, way: str) -> None:
+    for shape in ((3, 4, 5), (1, 4, 1), (0, 4, 7)):
+        x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        found = served.over(way, "any_size", x=x)
+        assert found["z"].tolist() == [shape[0], 2, 2, shape[2]]
+        np.testing.assert_array_equal(found["y"], x)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,31 @@ def test_a_scheduler_of_the_configuration_stays() -> None:
     assert completed({"dynamic_batching": {}}, own)["dynamic_batching"] == {"preferred_batch_size": [2]}
 
 
+@pytest.mark.parametrize("group", ["input", "output"])
+@pytest.mark.parametrize(
+    ("dims", "reshape", "reason"),
+    [
+        ([4], [8], r"dims \[4\] and reshape \[8\] differ in size"),
+        ([4], [2, 2], ""),
+        ([1], [], ""),
+        ([2], [], "differ in size"),
+        ([4], [0], r"reshape is \[0\], expected 1 or more, or -1"),
+        ([4], [-2], r"reshape is \[-2\], expected 1 or more, or -1"),
+        ([2, -1], [2, 2], "differ in size"),
+        ([2, -1], [2, -1, -1], "differ in size"),
+        ([2, -1, 3], [-1, 6], "differ in size"),
+        ([6, -1, 3], [2, 3, -1, 3, 1], ""),
+    ],
+)
+def test_a_reshape_has_as_many_elements(group: str, dims: list[int], reshape: list[int], reason: str) -> None:
+    more = {group: [{"name": "t", "data_type": "TYPE_FP32", "dims": dims, "reshape": {"shape": reshape}}]}
+    if not reason:
+        completed(more)
+        return
+    with pytest.raises(ConfigError, match=f"{group} 't': .*{reason}"):
+        completed(more)
+
+
 def test_what_is_no_configuration() -> None:
     with pytest.raises(ConfigError, match=r"returns no model configuration: .*TYPE_FP31"):
         completed({"input": [{"name": "x", "data_type": "TYPE_FP31", "dims": [1]}]})
