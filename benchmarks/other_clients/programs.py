@@ -54,7 +54,7 @@ def cpp() -> list[str]:
     built = BUILT / "client_cpp"
     told = subprocess.run(["pkg-config", "--libs", "grpc++"], check=False, capture_output=True, text=True)
     libraries = told.stdout.split()
-    _build(["g++", "-std=c++17", "-O1", "-o", str(built), str(FOLDER / "client.cc"), *libraries], "libgrpc++-dev")
+    _build(["g++", "-std=c++17", "-o", str(built), str(FOLDER / "client.cc"), *libraries], "libgrpc++-dev")
     return [str(built)]
 
 
@@ -121,7 +121,10 @@ def _need(program: str, packages: str) -> None:
 
 def _build(command: list[str], packages: str, environment: Mapping[str, str] | None = None) -> None:
     BUILT.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise FetchError(f"{command[0]} does not end within {TIMEOUT_S} s") from None
     if done.returncode != 0:
         raise FetchError(f"{command[0]} fails; apt-get install {packages}?\n{done.stderr[-1000:]}")
 

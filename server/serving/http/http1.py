@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 from threading import get_ident
 from typing import Any, Final, cast
@@ -443,10 +444,11 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
 
     def _open(self, call: HttpCall) -> None:
         """A request's turn has come, and its head is complete."""
-        refusal = call.refusal or self._site.open(call)
+        refusal, expects = call.refusal or self._site.open(call), b"expect" in call.headers
         if refusal is not None:
-            self.finish(call, refusal)
-        elif call.headers.get(b"expect", b"").lower() == b"100-continue":
+            # A client that asks first may never send the body, so where its next request begins is unknown.
+            self.finish(call, replace(refusal, closes=True) if expects else refusal)
+        elif expects and call.headers[b"expect"].lower() == b"100-continue":
             self.transport.write(_CONTINUE)
 
     def _advance(self) -> None:

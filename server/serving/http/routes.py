@@ -89,6 +89,7 @@ METRICS_PATH: Final = b"/metrics"  # on a port of its own
 OPENAI_PATHS_WITHOUT_BASE: Final = frozenset({b"/embeddings", b"/rerank"})
 _PREFIXES: Final = (b"/v2", b"/v1/models", b"/models/", *OPENAI_PATHS)
 PREDICT: Final = ":predict"  # behind the last segment of a path of KServe's first protocol
+UNSERVED: Final = frozenset({b"explain", b"classify", b"regress"})  # in its place
 _BEFORE_VERSIONED: Final = (("", "v2"), ("", "v2", "gangway"))  # `models`, behind which a version may follow a name
 
 HEALTH: Final = frozenset({"live", "ready", "model_ready", "first_ready"})

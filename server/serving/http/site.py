@@ -64,7 +64,9 @@ from gangway.server.serving.http.routes import (
     OPENAI_PATHS_WITHOUT_BASE,
     OPERATIONS,
     PAGES,
+    PREDICT,
     TEXTS,
+    UNSERVED,
     WATCHING,
     Route,
     listed_model,
@@ -137,9 +139,8 @@ class HttpSite(Site):
         """Refuse what has no route, is restricted, or is too large.
 
         What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
-        all. One that asks first (Expect) may never send it, so the begin of its next request is unknown.
+        all.
         """
-        closes = b"expect" in call.headers
         if self._access_log is not None:
             peer = call.connection.transport.get_extra_info("peername")
             call.access = self._access_log.begin(HTTP, peer, call.method, call.path)
@@ -151,12 +152,12 @@ class HttpSite(Site):
             if route.operation not in HEALTH and self.limit.is_reserved(call.connection):
                 raise HttpError(503, "too many connections", closes=True)
             if call.length > self._max_body_bytes:
-                raise self._too_large(closes)
+                raise self._too_large()
             memory_budget().take(call.length)  # what is received is counted again
         except HttpError as error:
             return _told(call, error)
         except MemoryFullError as error:
-            return _told(call, HttpError(503, str(error), closes=closes))
+            return _told(call, HttpError(503, str(error)))
         return None
 
     def begin(self, call: HttpCall) -> None:
@@ -202,11 +203,11 @@ class HttpSite(Site):
         """Return what the path means. Raises HttpError: 404, 405."""
         route = route_of(call.path)
         if route is None or (route.operation in WATCHING and self._watchers is None):
-            raise HttpError(404, f"Not Found{self._hint(call.path)}")
+            raise _unserved(call) or HttpError(404, f"Not Found{self._hint(call.path)}")
         verbs = verbs_of(route)
         if call.method not in verbs:
             allow = ", ".join(verbs)
-            raise HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
+            raise _unserved(call) or HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
         return route
 
     def _hint(self, path: bytes) -> str:
@@ -223,7 +224,7 @@ class HttpSite(Site):
         if restriction is not None and not restriction.admits([call.headers.get(restriction.key.encode(), b"")]):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
 
-    def _too_large(self, closes: bool) -> HttpError:
+    def _too_large(self, closes: bool = False) -> HttpError:
         return HttpError(413, f"the body has more than {self._max_body_bytes} bytes", closes=closes)
 
     # -- the answer
@@ -442,6 +443,14 @@ def _told(call: HttpCall, error: RequestError | HttpError) -> Reply:
     if call.path.startswith(OPENAI_PATHS) or call.path in OPENAI_PATHS_WITHOUT_BASE:
         return refusal_of(error)
     return refusal(error) if isinstance(error, RequestError) else error.reply
+
+
+def _unserved(call: HttpCall) -> HttpError | None:
+    """Return why a request that KServe's first protocol, or TensorFlow Serving's, has beside `:predict` is refused."""
+    verb = call.path.rpartition(b":")[2]
+    if call.method != "POST" or verb not in UNSERVED or not call.path.startswith(b"/v1/models/"):
+        return None
+    return HttpError(501, f"':{verb.decode()}' is not supported, only '{PREDICT}'")
 
 
 def _all_binary(wanted: BinaryOutputs) -> bool:

@@ -90,6 +90,27 @@ def test_who_says_nothing_more_is_waited_for_a_while(connect: Connect, monkeypat
         assert connection.recv(1) == b""
 
 
+@pytest.mark.parametrize(
+    ("begin", "status"),
+    [
+        (POST, 413),
+        (b"POST /nobody HTTP/1.1\r\n", 404),
+        (b"GET /v2/models/simple/infer HTTP/1.1\r\n", 405),
+        (b"POST /v2/repository/index HTTP/1.1\r\n", 403),
+        (b"POST /v1/models/simple:explain HTTP/1.1\r\n", 501),
+    ],
+)
+def test_a_refused_body_that_may_never_come_ends_the_connection(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, begin: bytes, status: int
+) -> None:
+    """Else the client's next request would count as the body."""
+    monkeypatch.setattr(lingering, "SILENT_SECONDS", 0.1)
+    with connect() as connection:
+        connection.sendall(begin + b"Expect: 100-continue\r\n" + LENGTH + b"\r\n")
+        assert status_of(connection) == status
+        assert connection.recv(1) == b""
+
+
 @pytest.mark.parametrize(("bound", "value"), [("SECONDS", 0.2), ("MAX_BYTES", 8 << 20)])
 def test_who_sends_without_end_is_not_heard_for_ever(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, bound: str, value: float

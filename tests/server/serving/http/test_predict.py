@@ -109,8 +109,11 @@ def test_models_and_whether_they_are_ready(http: Ask) -> None:
     unknown = http("GET", "/v1/models/nobody")
     assert (unknown.status, "'nobody' is not found" in unknown.content["error"]) == (404, True)
     assert http("GET", "/v1/models/simple:predict").status == 405
-    for path in ("/v1", "/v1/models/", "/v1/models/simple:explain", "/v1/models/:predict", "/v1/models/a/b:predict"):
-        assert http("POST", path, {"instances": [1]}).status == 404 + (path == "/v1/models/simple:explain"), path
+    for path in ("/v1", "/v1/models/", "/v1/models/:predict", "/v1/models/a/b:predict"):
+        assert http("POST", path, {"instances": [1]}).status == 404, path
+    for path in ("/v1/models/simple:explain", "/v1/models/simple:classify", "/v1/models/simple/versions/1:regress"):
+        answer = http("POST", path, {"instances": [1]})
+        assert (answer.status, "only ':predict'" in answer.content["error"]) == (501, True), path
 
 
 def outputs_of(form: str, **outputs: tuple[str, list[int], bytes]) -> Any:
