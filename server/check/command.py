@@ -29,7 +29,7 @@ from gangway.server.check.engine import check_files, latest_version, served_by
 from gangway.server.check.repairs import Change, RepairedModel, remedy_for, repair
 from gangway.server.check.trial import START_SECONDS, Outcome, TrialServer, trial_server
 from gangway.server.control.repository.ensembles import NOT_AVAILABLE, load_order
-from gangway.server.control.repository.repository import CONFIG_FILENAME, find_models
+from gangway.server.control.repository.repository import CONFIG_FILENAME, file_of, find_models
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
@@ -214,7 +214,11 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
     if written is None:
         reason = first.reason.removeprefix(CONFIG_FILENAME).lstrip(":, ")  # a place follows a comma, a text a colon
         return Report(candidate, Verdict.CANNOT, changes=(Change(CONFIG_FILENAME, reason, "correct the text"),))
-    model = RepairedModel(name) if first.config else _known_of(server, name, target, written)
+    is_python = _is_python(written, target)
+    if first.config or is_python or is_ensemble(written):
+        model = RepairedModel(name, is_python=is_python)
+    else:
+        model = _known_of(server, name, target, written)
     found, moved = repair(written, model), (_moved(candidate),) if candidate.loose and not candidate.is_alone else ()
     outcome = first
     if found.changes:
@@ -222,9 +226,8 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
         (target / CONFIG_FILENAME).write_text(text_format.MessageToString(found.config))
         outcome = load()
     if outcome.config is None:
-        return Report(
-            candidate, Verdict.CANNOT, changes=(*found.changes, Change("model", outcome.reason, remedy_for(written)))
-        )
+        why = Change("model", outcome.reason, remedy_for(written, is_python))
+        return Report(candidate, Verdict.CANNOT, changes=(*found.changes, why))
     changes = (*moved, *found.changes)
     return Report(
         candidate,
@@ -270,13 +273,17 @@ def _moved(candidate: RepositoryModel) -> Change:
     return Change("layout", f"{candidate.loose.name} lies in no version folder", f"moved to {place}")
 
 
+def _is_python(written: ModelConfig, folder: Path) -> bool:
+    """Return whether model.py computes a model, which its configuration need not say."""
+    is_code = file_of(written, latest_version(folder)).suffix == CODE_SUFFIX
+    return not is_ensemble(written) and (is_code or written.backend == PYTHON_BACKEND)
+
+
 def _known_of(server: TrialServer, name: str, folder: Path, written: ModelConfig) -> RepairedModel:
-    """Return what is known of a model that is not served as it is: nothing where code says what its tensors are.
+    """Return what is known of an ONNX model that is not served as it is.
 
     `folder`: that of the server for trials.
     """
-    if is_ensemble(written) or written.backend == PYTHON_BACKEND:
-        return RepairedModel(name)
     latest = latest_version(folder)
     files = sorted(path.name for path in latest.glob(f"*{ONNX_SUFFIX}"))
     wanted = written.default_model_filename or DEFAULT_MODEL_FILENAME

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from gangway.base.suggestion import nearest
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
-from gangway.server.models.config import DEFAULT_MODEL_FILENAME, PYTHON_BACKEND, field_name, is_ensemble
+from gangway.server.models.config import DEFAULT_MODEL_FILENAME, field_name, is_ensemble
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Support, support_of_parameter
 
 
@@ -29,12 +29,13 @@ class RepairedModel:
     """What rules know of a model beside its configuration.
 
     `onnx_files`: names of the ONNX files in its latest version folder. `signature`: the configuration that the server
-    derives from the ONNX file alone; None if the file cannot be served.
+    derives from the ONNX file alone; None if the file cannot be served. `is_python`: model.py computes it.
     """
 
     name: str
     onnx_files: Sequence[str] = ()
     signature: ModelConfig | None = None
+    is_python: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _filename(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
 
 
 def _parameters(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
-    if config.backend == PYTHON_BACKEND:
+    if model.is_python:
         return  # its code may read any parameter
     honoured = [name for name, entry in PARAMETERS.items() if entry.support is Support.HONOURED]
     for key in [key for key in config.parameters if support_of_parameter(key) is None]:
@@ -112,7 +113,7 @@ def _without_removable(message: Message, path: str) -> Iterator[Change]:
 
 
 def _decoupled(config: ModelConfig, model: RepairedModel) -> Iterator[Change]:
-    is_onnx = config.backend != PYTHON_BACKEND and not is_ensemble(config)
+    is_onnx = not (model.is_python or is_ensemble(config))
     if config.model_transaction_policy.decoupled and is_onnx:
         remedy = "removed: each request gets one answer, over a stream, too"
         yield Change("model_transaction_policy.decoupled", "an ONNX model gives exactly one answer", remedy)
@@ -206,10 +207,10 @@ _EXPORTS: Final[Mapping[str, str]] = {
 }
 
 
-def remedy_for(config: ModelConfig) -> str:
+def remedy_for(config: ModelConfig, is_python: bool) -> str:
     """Return what to do about a model that no change of its configuration makes ready; empty if nothing is known."""
     is_ragged = config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input)
-    if is_ragged and config.backend != PYTHON_BACKEND:
+    if is_ragged and not is_python:
         return "send inputs of one shape, padded, and remove allow_ragged_batch, batch_input and batch_output"
     engine = f"{config.backend or config.platform}".lower()
     return next((remedy for name, remedy in _EXPORTS.items() if engine.startswith(name)), "")

@@ -78,6 +78,14 @@ KINDS: Mapping[str, tuple[str, Write]] = {
     "openvino": (MOVES, _with(f'backend: "openvino" max_batch_size: 8 {TENSORS}')),
     "batches": (MOVES, _with(f"{ONNX} dynamic_batching {{ max_queue_delay_microseconds: 100 }}")),
     "python": (MOVES, _with(f'backend: "python" max_batch_size: 8 {TENSORS}', "1/model.py", MODEL_PY)),
+    "code_alone": (
+        MOVES,
+        _with(
+            f'max_batch_size: 8 {TENSORS} parameters {{ key: "qos-ms" value {{ string_value: "own" }} }}',
+            "1/model.py",
+            MODEL_PY,
+        ),
+    ),
     "impossible": (MOVES, _with(f'{ONNX} parameters {{ key: "qos_ms" value {{ string_value: "0.01" }} }}')),
     "pipeline": (MOVES, _ensemble("for_gpus", "batches", "python")),
     "copied_folder": (CHANGES, _with(f'name: "original" {ONNX}')),

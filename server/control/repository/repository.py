@@ -417,7 +417,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None, c
         qos = _checked(config, name)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
-        paths = {version: _file_of(config, folder / str(version)) for version in versions}
+        paths = {version: file_of(config, folder / str(version)) for version in versions}
         reasons = {version: _missing(config, path, folder) for version, path in paths.items()}
         in_vain = {version: without_effect(config, paths[version].suffix == CODE_SUFFIX) for version in versions[-1:]}
         if any(path.suffix == CODE_SUFFIX for path in paths.values()):
@@ -454,7 +454,7 @@ def _require_own_code(override: Override | None) -> None:
         )
 
 
-def _file_of(config: ModelConfig, folder: Path) -> Path:
+def file_of(config: ModelConfig, folder: Path) -> Path:
     """Return the file of a version. It is model.py if the configuration says so, or nothing and there is no other."""
     code, usual = folder / CODE_FILENAME, folder / DEFAULT_MODEL_FILENAME
     says_nothing = not (foreign_engine(config) or config.backend or config.platform)

@@ -16,6 +16,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.check.repairs import RepairedModel, repair
 from gangway.server.check.trial import STOP_S, trial_server
 from gangway.server.models.config_text import read_config
 from testing.live_server import live_server
@@ -93,6 +95,14 @@ def test_changes_name_their_fields(checked: Checked) -> None:
     changed = {name: tuple(change["field"] for change in report["changes"])
                for name, report in checked.reports.items() if report["verdict"] == CHANGES}  # fmt: skip
     assert changed == FIELDS
+
+
+def test_code_keeps_what_only_it_can_have() -> None:
+    config = ModelConfig()
+    config.model_transaction_policy.decoupled = True
+    config.parameters["qos-ms"].string_value = "own"
+    assert repair(config, RepairedModel("m", is_python=True)).changes == ()
+    assert len(repair(config, RepairedModel("m")).changes) == 2
 
 
 def test_what_a_configuration_says_beside_its_changes_stays(checked: Checked) -> None:
