@@ -42,12 +42,16 @@ def _quantise(body: Body, x: str, scale: int, zero_point: int, output: str = "")
 
 @defines("QuantizeLinear", "DequantizeLinear", domain=DOMAIN)
 def either(body: Body) -> None:
-    """ONNX's own of 8 bits; in 16 bits, which came later, it is arithmetic. A quantiser writes these if asked to."""
+    """ONNX's own of 8 bits, and of a bias in int32; in 16 bits, which came later, it is arithmetic.
+
+    A quantiser writes these if asked to.
+    """
     x, scale, output = *body.node.inputs[:2], body.node.outputs[0]
     zero, quantises = optional(body, 2), body.node.operator == "QuantizeLinear"
     integer = np.dtype(body.type_of(zero).dtype if zero else "uint8" if quantises else body.type(0).dtype)
     axis, rank = body.attribute("axis", 1), len(body.type(0).shape)
-    if integer.kind in "iu" and integer.itemsize == 1 and body.graph.opset >= _PAIR_OPSET:
+    is_bias = integer == np.int32 and not quantises
+    if ((integer.kind in "iu" and integer.itemsize == 1) or is_bias) and body.graph.opset >= _PAIR_OPSET:
         along = {"axis": axis} if body.type(1).shape and body.graph.opset >= _AXIS_OPSET else {}
         body.op(body.node.operator, *filter(None, body.node.inputs), output=output, **along)
         return

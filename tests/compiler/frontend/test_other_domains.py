@@ -405,18 +405,21 @@ def test_distances_and_triangles(same: Check) -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
 def test_quantisers_of_another_domain(same: Check, dtype: Any) -> None:
-    """Those of 16 bits, and of 8 bits beside them, in a set of operators without 16 bits."""
+    """Those of 16 bits, of 8 bits beside them, and of a bias, in a set of operators without 16 bits."""
     kind, zero = np.iinfo(dtype), np.array(np.iinfo(dtype).max // 3, dtype)
     weights = RANDOM.integers(kind.min, kind.max, (6, 7), dtype, endpoint=True)
     constants = {
         "s": np.array(12 / kind.max, np.float32), "z": zero, "w": weights, "sw": abs(floats(7)) / kind.max,
-        "zw": np.arange(7).astype(dtype),
+        "zw": np.arange(7).astype(dtype), "b": np.arange(-3, 4, dtype=np.int32), "sb": np.float32([0.01]),
+        "zb": np.array(0, np.int32),
     }  # fmt: skip
     nodes = [
         contrib("QuantizeLinear", ["x", "s", "z"], ["q"]),
         contrib("DequantizeLinear", ["q", "s", "z"], ["d"]),
         contrib("DequantizeLinear", ["w", "sw", "zw"], ["dw"], axis=1),
-        helper.make_node("MatMul", ["d", "dw"], ["y"]),
+        contrib("DequantizeLinear", ["b", "sb", "zb"], ["db"]),
+        helper.make_node("MatMul", ["d", "dw"], ["m"]),
+        helper.make_node("Add", ["m", "db"], ["y"]),
     ]
     same(nodes, {"x": floats(1, 3, 6)}, constants)
 
