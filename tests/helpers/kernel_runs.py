@@ -1,10 +1,14 @@
 """Kernels of plans in one shared library, and what tests make of their tasks."""
 
+import hashlib
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import tvm
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
@@ -12,6 +16,7 @@ from gangway.compiler.kernels.codegen import Library
 from gangway.compiler.kernels.specs import Array, BatchPlan, ConvSpec, KernelPlan, KernelSpec, PoolSpec
 from gangway.compiler.kernels.templates import registry
 
+KEPT: Final = "kept"
 Plans = Mapping[str, KernelPlan | BatchPlan]
 
 
@@ -25,7 +30,21 @@ def numbered(plans: Iterable[KernelPlan]) -> dict[str, KernelPlan]:
 
 
 def build(plans: Plans, target: TargetSpec, path: Path) -> Library:
-    codegen.build_library({symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}, target, path)
+    """Build the kernels. A folder KEPT beside `path` has libraries of equal ones, which this compiler has built."""
+    functions = {symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}
+    if not (path.parent / KEPT).exists():
+        codegen.build_library(functions, target, path)
+        return Library(path)
+    text = "".join([repr(target), *(tvm.ir.save_json(function) for function in functions.values())])
+    kept = path.parent / KEPT / f"{hashlib.sha256(text.encode()).hexdigest()}.so"
+    path.unlink(missing_ok=True)  # it may be in use, and must not change
+    if kept.exists():
+        shutil.copyfile(kept, path)
+        return Library(path)
+    codegen.build_library(functions, target, path)
+    unfinished = kept.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(path, unfinished)
+    unfinished.rename(kept)
     return Library(path)
 
 

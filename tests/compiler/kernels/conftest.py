@@ -12,8 +12,10 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.codegen import aligned
 from gangway.compiler.kernels.specs import Array, KernelSpec
 from gangway.compiler.kernels.templates.int8 import instructions as int8
+from gangway.compiler.key import compiler_version
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, extended
-from tests.helpers.kernel_runs import build, in_pieces, planned
+from tests.conftest import kept_folder
+from tests.helpers.kernel_runs import KEPT, build, in_pieces, planned
 from tests.helpers.targets import BESIDE_TILES, EVERY
 
 Kernel = Callable[[Sequence[Array]], None]
@@ -47,8 +49,15 @@ def int8_target(request: pytest.FixtureRequest) -> TargetSpec:
     return chosen
 
 
+@pytest.fixture(scope="session")
+def kept_libraries(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of libraries that this compiler has built for tests."""
+    return kept_folder(pytestconfig, tmp_path_factory, "libraries", compiler_version())
+
+
 @pytest.fixture
-def library_path(tmp_path: Path) -> Path:
+def library_path(tmp_path: Path, kept_libraries: Path) -> Path:
+    (tmp_path / KEPT).symlink_to(kept_libraries)
     return tmp_path / "kernels.so"
 
 

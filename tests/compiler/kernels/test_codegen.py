@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels import codegen
@@ -23,6 +24,12 @@ def plain(operator: str, dtype: str, elements: int) -> PointwiseSpec:
 def assembly(library: Path) -> str:
     command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+@pytest.fixture
+def library_path(tmp_path: Path) -> Path:
+    """None that is kept: tests look at the file that has just been built."""
+    return tmp_path / "kernels.so"
 
 
 def test_a_library_needs_nothing_and_names_its_kernels(target: TargetSpec, library_path: Path) -> None:

@@ -47,6 +47,12 @@ def compiled(folder: Path, name: str, source: str, *flags: str) -> Path:
     return made
 
 
+@pytest.fixture
+def library_path(tmp_path: Path) -> Path:
+    """None that is kept: tests look at the file that has just been built."""
+    return tmp_path / "kernels.so"
+
+
 def test_objects_of_a_c_compiler_work_together(tmp_path: Path) -> None:
     objects = [compiled(tmp_path, "first", FIRST), compiled(tmp_path, "second", SECOND, "-g")]
     assert undefined(objects[0]) >= {"second", "strlen"}
