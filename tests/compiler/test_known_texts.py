@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from gangway.artifact.format import Engine
@@ -37,3 +38,27 @@ def test_trials_ask_with_texts_that_are_known(
     assert (manifest.engine, manifest.batched) == (Engine.ONNXRUNTIME, True)
     assert {spec.name: spec.example_texts for spec in manifest.inputs} == known
     assert manifest.trial_sizes  # so a run has succeeded
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts", "known"),
+    [
+        (1, [b"\xe9t\xe9", b"Oslo"], (("Oslo",),)),  # the first is no UTF-8
+        (1, [b"\xe9", b"\xe8"], (("0",),)),
+        (1, [b"R" * 200_000, b"Oslo"], ()),  # no message holds them
+        (200_000, [b"Rome", b"Oslo"], ()),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    tmp_path: Path,
+    compile_file: Callable[..., Any],
+    columns: int,
+    texts: list[bytes],
+    known: tuple[tuple[str, ...], ...],
+) -> None:
+    path = write(tmp_path / "model.onnx", f"(string[N,{columns}] a) => (float[N,{columns},2] y) {{ y = {PLACE}(a) }}")
+    model = onnx.load(path)
+    next(item for item in model.graph.node[0].attribute if item.name == "cats_strings").strings[:] = texts
+    onnx.save(model, path)
+    (spec,) = compile_file(path).manifest.inputs
+    assert spec.example_texts == known
