@@ -31,7 +31,8 @@ class Jobs:
         """A job has done so many steps of a phase."""
         before = self._jobs[number]
         self._jobs[number] = msgspec.structs.replace(before, phase=phase, done=done, total=total)
-        if before.phase != phase or time.monotonic() - self._told_s >= TELL_EVERY_S:
+        is_new = (before.phase, before.total) != (phase, total)  # how much is to do shows after a phase has begun
+        if is_new or time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._tell_all()
 
     def end(self, number: int) -> None:
