@@ -19,7 +19,7 @@ from tests.helpers.whole_server import TIMEOUT_SECONDS, started
 
 pytestmark = pytest.mark.long
 
-CONVOLUTIONS = 24
+CONVOLUTIONS = 80
 HANGS = """
     def initialize(self, args):
         import os, time
@@ -71,7 +71,7 @@ def test_a_start_is_seen_before_the_server_is_ready(url: str, gate: Path, tmp_pa
     assert seen[0]["left_s"] is None
     counted = [each for each in seen if each["kernels"] > 1]
     assert counted and all(each["kernels_done"] <= each["kernels"] for each in counted)
-    assert all(f"; kernels {each['kernels_done']} of {each['kernels']}" in each["text"] for each in counted)
+    assert any(f"; kernels {each['kernels_done']} of {each['kernels']}; some " in each["text"] for each in counted)
 
     command = [*GANGWAY, "top", url, "--once"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
