@@ -11,9 +11,10 @@ row; parts of concatenated tensors, inputs and outputs are aligned only to the s
 a second kernel, for several rows in one call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import cycle, islice
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from gangway.artifact.instances import SizeInstances
 FORMAT_VERSION = 12
 Precision = Literal["fp32", "bf16"]
 ALIGNMENT_BYTES = 64
+ANY_TEXT = "0"  # which most models can read
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.bin"
@@ -102,6 +104,11 @@ class TensorSpec:
     classes: tuple[str, ...] = ()  # what the columns of an output's scores are called, if its ZipMap says it
     # For trials: some texts of each column of an input that refuses texts which it does not know. None: any will do.
     example_texts: tuple[tuple[str, ...], ...] = ()
+
+
+def trial_texts(columns: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Return texts to try an input with: the first of each column of its `example_texts`, or ANY_TEXT, in turn."""
+    return list(islice(cycle([column[0] for column in columns] or [ANY_TEXT]), count))
 
 
 class BatchKernel(msgspec.Struct, frozen=True):

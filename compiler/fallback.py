@@ -33,6 +33,7 @@ from gangway.artifact.format import (
     TargetSpec,
     TensorSpec,
     Version,
+    trial_texts,
 )
 from gangway.artifact.onnx_session import open_session, reason_of, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
@@ -495,7 +496,7 @@ def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int], texts: Texts) -> An
     datatype = _datatype(tensor)
     if datatype != "BYTES":
         return np.zeros(shape, STORAGE[datatype])
-    return np.resize(np.array([column[0] for column in texts] or ["0"], object), shape)
+    return np.array(trial_texts(texts, math.prod(shape)), object).reshape(shape)
 
 
 def check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

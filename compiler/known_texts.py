@@ -6,9 +6,9 @@ from typing import Any
 
 from onnx import TensorProto, helper, numpy_helper
 
+from gangway.artifact.format import ANY_TEXT
 from gangway.compiler.model_file import parse
 
-ANY_TEXT = "0"  # which most models can read
 MOST_TEXTS = 4  # of a column: rows of a trial are to differ
 MOST_COLUMNS = 1000  # of an input
 MOST_CHARACTERS = 10_000  # of all columns: they are told to every front end in one message

@@ -14,10 +14,9 @@ An optional input that is left out is a scalar without contents.
 import math
 import struct
 from collections.abc import Sequence
-from itertools import cycle, islice
 from typing import Final, NamedTuple
 
-from gangway.artifact.format import align_up
+from gangway.artifact.format import align_up, trial_texts
 from gangway.python_backend.elements import join_elements
 
 WORD_BYTES: Final = 8
@@ -139,11 +138,8 @@ def join_strings(texts: Sequence[str | bytes]) -> bytes:
 
 
 def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int, texts: Sequence[Sequence[str]] = ()) -> bytes:
-    """Return contents to try a model with: zeros; where strings are wanted, the first of the `texts` of each column.
-
-    Without `texts` they are "0", which most models can read.
-    """
+    """Return contents to try a model with: zeros; where strings are wanted, `trial_texts` of the columns `texts`."""
     count = math.prod(shape)
     if datatype != "BYTES":
         return bytes(count * item_bytes)
-    return join_strings([*islice(cycle([column[0] for column in texts] or ["0"]), count)])
+    return join_strings(trial_texts(texts, count))

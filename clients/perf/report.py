@@ -7,6 +7,7 @@ shares in time over the rate.
 import io
 from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +89,11 @@ def show_found(console: Console, session: Session, goal: PerfGoal, found: Mappin
 def _none_found(session: Session, label: str, lowest_per_s: float) -> str:
     """Return what a search says that found nothing: which model misses its target at the lowest rate, by how much."""
     run = next(run for run in session.runs if run.rate_per_s == lowest_per_s)
-    shares = {row.name: share for row in run.summary.models if (share := row.satisfied[label]) is not None}
-    worst = min(shares, key=lambda name: shares[name])
-    at = session.workload.mix.names.index(worst)
-    row, target_us = run.summary.models[at], session.workload.targets_us[label][at]
+    rows = zip(run.summary.models, session.workload.targets_us[label], strict=True)
+    shares = ((share, row, target_us) for row, target_us in rows if (share := row.satisfied[label]) is not None)
+    share, row, target_us = min(shares, key=itemgetter(0))
     return (
-        f"none, down to {lowest_per_s:.3g}/s: {worst} has {shares[worst]:.1%} there, p95 {_ms(row.p95_us)} ms, target"
+        f"none, down to {lowest_per_s:.3g}/s: {row.name} has {share:.1%} there, p95 {_ms(row.p95_us)} ms, target"
         f" {_ms(target_us)} ms; a longer run searches lower"
     )
 
