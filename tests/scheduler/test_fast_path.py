@@ -323,6 +323,7 @@ def test_it_gets_on_with_all_else_while_gangs_end_one_after_the_other(host):
     assert oldest_ns < limit_ns
 
 
+@pytest.mark.alone  # the other worker must not begin late, too
 def test_a_worker_that_begins_late_comes_after_others(host):
     """Something else has its core, like the front end."""
 
