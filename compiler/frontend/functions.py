@@ -52,7 +52,27 @@ def inline_functions(model: Any) -> Any:
         for item in function.opset_import:
             item.version = opset if item.domain in OWN_DOMAINS else item.version
             add_import(model, domain_of(item), item.version)
+    _write_defaults(model, bodies)
     return inliner.inline_local_functions(model)
+
+
+def _write_defaults(model: Any, bodies: Mapping[Any, Any]) -> None:
+    """Write the values that functions give their attributes to the nodes without them: onnx's inliner forgets those."""
+    for node in (*all_nodes(model.graph.node), *(node for each in model.functions for node in all_nodes(each.node))):
+        if not (function := bodies.get(_key(node, node.op_type))):
+            continue
+        given = {item.name for item in node.attribute}
+        node.attribute.extend(item for item in function.attribute_proto if item.name not in given)
+        passed = {
+            item.ref_attr_name
+            for inner in all_nodes(function.node)
+            if _key(inner, inner.op_type) in bodies
+            for item in inner.attribute
+        }
+        if left_out := passed & ({*function.attribute} - given):
+            raise UnsupportedModelError(
+                f"function '{function.name}' is called without '{min(left_out)}', which it passes to another one"
+            )
 
 
 def _check_operators(function: Any, opset: int) -> None:

@@ -34,7 +34,7 @@ from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.locales import state_locales
 from gangway.compiler.model_file import parse, put_in_order
-from gangway.compiler.opsets import OWN_DOMAINS, opset_of, restamp, why_unknown
+from gangway.compiler.opsets import OWN_DOMAINS, call_own_domain_empty, opset_of, restamp, why_unknown
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
 OLDEST_OPSET = 7  # before that, broadcasting followed attributes that are not read here
@@ -228,6 +228,7 @@ def open_file(path: Path) -> tuple[Any, dict[str, Array]]:
     """
     model, weights = parse(path)
     _check_scope(model, path)
+    call_own_domain_empty(model)
     put_in_order(model)
     state_locales(model)
     drop_zip_maps(model)

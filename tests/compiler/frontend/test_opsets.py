@@ -244,6 +244,60 @@ def test_functions_of_a_model_are_compiled(
     np.testing.assert_allclose(load_artifact(compiled.folder)(x)["y"], session_of(path).run(None, x)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("given", [{}, {"alpha": 0.5}])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_attributes_of_functions_have_defaults(
+    compile_file: Any, load_artifact: Any, tmp_path: Path, given: dict[str, float], depth: int
+) -> None:
+    """Each function calls the next one; the last but `depth` is called with the attributes that are given."""
+    slope = node("LeakyRelu", ["x"], ["y"])
+    slope.attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="alpha")
+    functions = [function(f"F{depth}", [slope], 17)]
+    functions[0].attribute_proto.append(helper.make_attribute("alpha", 0.25))
+    for n in reversed(range(depth)):
+        inner = node(f"F{n + 1}", ["x"], ["y"], domain="own", **(given if n == depth - 1 else {}))
+        functions.insert(0, function(f"F{n}", [inner], 17))
+    path = with_functions(tmp_path / "f.onnx", 17, functions)
+    if not depth:
+        model = onnx.load(path)
+        model.graph.node[0].attribute.extend(helper.make_attribute(*item) for item in given.items())
+        onnx.save(model, path)
+    compiled = compile_file(path)
+    assert not compiled.manifest.fallback_reason
+    x = {"x": numbers(1, 2, 3)}
+    np.testing.assert_allclose(load_artifact(compiled.folder)(x)["y"], session_of(path).run(None, x)[0], rtol=1e-6)
+
+
+def test_a_function_passes_on_an_attribute_that_is_left_out(tmp_path: Path) -> None:
+    """The called function's default is its value then, which onnx's inliner does not know."""
+    slope, inner = node("LeakyRelu", ["x"], ["y"]), node("Inner", ["x"], ["y"], domain="own")
+    for each in (slope, inner):
+        each.attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="alpha")
+    functions = [function("Outer", [inner], 17), function("Inner", [slope], 17)]
+    functions[0].attribute.append("alpha")
+    functions[1].attribute_proto.append(helper.make_attribute("alpha", 0.25))
+    with pytest.raises(UnsupportedModelError, match="'Outer' is called without 'alpha'"):
+        read_graph(with_functions(tmp_path / "f.onnx", 17, functions))
+
+
+@pytest.mark.parametrize("imported", ["", "ai.onnx"])
+@pytest.mark.parametrize("named", ["", "ai.onnx"])
+def test_the_domain_of_onnx_has_two_names(
+    compile_file: Any, load_artifact: Any, tmp_path: Path, imported: str, named: str
+) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    nodes = [node("MatMul", ["x", "w"], ["h"], domain=named), node("Relu", ["h"], ["y"], domain=named)]
+    graph = helper.make_graph(nodes, "names", [x], [y], [numpy_helper.from_array(numbers(4, 4), "w")])
+    path = tmp_path / "named.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid(imported, 17)], ir_version=8), path)
+    compiled = compile_file(path)
+    assert not compiled.manifest.fallback_reason
+    feeds = {"x": numbers(1, 4)}
+    np.testing.assert_allclose(
+        load_artifact(compiled.folder)(feeds)["y"], session_of(path).run(None, feeds)[0], rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize(("model", "own"), [(17, 11), (11, 17), (None, 11)])
 def test_a_function_of_another_meaning_is_onnxruntimes(tmp_path: Path, model: int | None, own: int) -> None:
     """onnxruntime reads a function by the operator set of the model, ONNX by that of the function."""
