@@ -40,7 +40,7 @@ class StreamLimits:
     for an answer than `stall_seconds` and another second for each `slow_bytes`. `message_bytes`: of one answer.
     """
 
-    streams: int = 128
+    streams: int = 1024
     in_flight: int = 64
     held_bytes: int = 64 << 20
     unsent_bytes: int = 1 << 30

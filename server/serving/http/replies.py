@@ -96,12 +96,14 @@ def inflate(body: bytes | memoryview, encoding: str, max_bytes: int) -> bytes | 
 
     Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory.
     """
-    if encoding == "identity":
+    if encoding in ("", "identity"):
         return body
     if encoding == "x-gzip":
         encoding = "gzip"
     if encoding not in _WINDOW_BITS:
         raise HttpError(415, f"Content-Encoding '{encoding[:40]}' is not supported, only gzip and deflate")
+    if not body:
+        return body
     bits = _WINDOW_BITS[encoding]
     if encoding == "deflate" and not _has_zlib_header(body):
         bits = _RAW  # what some clients call deflate

@@ -259,7 +259,7 @@ class HttpSite(Site):
                     return await watchers.state()
             await watchers.stream(call)
             return None
-        if b"content-encoding" in call.headers and route.operation not in HEALTH:
+        if b"content-encoding" in call.headers and call.method == "POST":
             await self._inflate(call)
         match route.operation:
             case "infer":

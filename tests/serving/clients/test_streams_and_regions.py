@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from testing.waiting import until
 TIMEOUT_S = 30
 MANY = 60  # requests of resnet50: seconds of computing
 SHRINKS = 60
+USERS = 1000  # with a stream each
 CLIENT = """
 import sys, numpy, tritonclient.grpc as triton
 client = triton.InferenceServerClient(sys.argv[1])
@@ -74,6 +76,35 @@ def test_asyncio(gangway_server: LiveServer, compiled_zoo: Any) -> None:
         return seen
 
     assert asyncio.run(ask()) == {str(number) for number in range(200)}
+
+
+@pytest.mark.parametrize("connections", [1, 50])
+def test_a_thousand_streams_are_open_at_a_time(gangway_server: LiveServer, compiled_zoo: Any, connections: int) -> None:
+    """perf_analyzer and GenAI-Perf open one for each thread, a program of chats one for each user."""
+    ((name, values),) = example_of("mlp", compiled_zoo.onnx_file("mlp")).inputs.items()
+    tensor = triton_aio.InferInput(name, values.shape, "FP32")
+    tensor.set_data_from_numpy(values)
+
+    async def ask() -> list[str]:
+        everybody = asyncio.Barrier(USERS)
+
+        async def requests(user: int) -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "mlp", "inputs": [tensor], "request_id": str(user)}
+            await everybody.wait()
+
+        async def chat(client: Any, user: int) -> list[str]:
+            seen = []
+            async for result, error in client.stream_infer(requests(user), stream_timeout=TIMEOUT_S):
+                seen.append(error.message() if error else result.get_response().id)
+            return seen
+
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        clients = [triton_aio.InferenceServerClient(gangway_server.url, channel_args=own) for _ in range(connections)]
+        found = await asyncio.gather(*(chat(clients[user % connections], user) for user in range(USERS)))
+        await asyncio.gather(*(client.close() for client in clients))
+        return list(chain.from_iterable(found))
+
+    assert asyncio.run(ask()) == list(map(str, range(USERS)))
 
 
 def test_a_client_that_is_killed_frees_the_cores(

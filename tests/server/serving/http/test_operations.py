@@ -1,5 +1,6 @@
 """JSON that is no request of the method that it is sent to, and messages as JSON."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,6 +9,16 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
 from gangway.server.models.message_json import to_json
 from gangway.server.serving.http.routes import OPERATIONS, route_of
+from tests.helpers.http_requests import HttpAsk
+
+LET_IN = {"secret": "42"}  # where something is restricted
+GETS = ("/v2", "/v2/models", "/v2/models/simple", "/v2/models/simple/config", "/v2/models/simple/stats", "/v2/logging")
+POSTS = ("/v2/repository/index", "/v2/models/simple/infer")
+SUMS = {
+    "inputs": [
+        {"name": name, "datatype": "INT32", "shape": [1, 16], "data": list(range(16))} for name in ("INPUT0", "INPUT1")
+    ]
+}
 
 
 @pytest.mark.parametrize(
@@ -43,3 +54,20 @@ def test_messages_have_all_fields_and_numbers() -> None:
     assert content["input"][0]["format"] == "FORMAT_NONE"
     assert (content["platform"], content["parameters"]) == ("", {"k": {"string_value": "v"}})
     assert "dynamic_batching" not in content
+
+
+@pytest.mark.parametrize("path", GETS)
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "deflate", "br"])
+def test_what_has_no_body_has_no_encoding(http: HttpAsk, path: str, encoding: str) -> None:
+    """A session's headers come with each of its requests."""
+    assert http("GET", path, headers={**LET_IN, "Content-Encoding": encoding}).status == 200
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("body", "encoding"), [*product([b""], ["", "identity", "gzip", "deflate"]), *product([SUMS], ["", "identity"])]
+)
+def test_an_encoding_that_changes_nothing(http: HttpAsk, path: str, body: Any, encoding: str) -> None:
+    plain = http("POST", path, body, LET_IN)
+    encoded = http("POST", path, body, {**LET_IN, "Content-Encoding": encoding})
+    assert (encoded.status, encoded.content) == (plain.status, plain.content)
