@@ -37,7 +37,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/pip $(NATIVE)
-	$(PIP) --editable '.[client,compile]'
+	$(PIP) --editable '.[all]'
 	@touch $@
 
 # What is compiled of the scheduler, which fits only the sources that it was made of.

@@ -51,6 +51,15 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/install.md", "docs/tutorials/embeddings.md"])
+def test_make_installs_the_extras_that_pages_do(page: str) -> None:
+    recipe = re.search(
+        r"^\$\(VENV\)/\.installed:.*?'(\..*?)'", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert recipe is not None
+    assert f"pip install '{recipe[1]}'" in (ROOT / page).read_text()
+
+
 @pytest.mark.parametrize("page", ALL, ids=page_name)
 def test_paragraphs_are_short(page: Path) -> None:
     assert [text for text in paragraphs(page) if len(text.split()) > MAX_PARAGRAPH_WORDS] == []
