@@ -23,6 +23,8 @@ LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and the error 
 LEAST_WHOLE = 0.8
 ALIKE = 0.9  # two measurements agree if the smaller `cores_whole` is so much of the larger one
 LEAST_AGREEING = 3  # `Profile.agreeing`: then it is the machine that is so, and not what else ran
+MOST_NAMES = 64  # of one profile, the newest ones
+_NAMES_SUFFIX = ".names"  # of the file beside a profile
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -140,6 +142,23 @@ def keep_better(cache_dir: Path, measured: Profile) -> Profile:
         kept = better_of(former, measured)
     write_profile(cache_dir, kept)
     return kept
+
+
+def note_name(path: Path, name: str) -> None:
+    """Note beside a profile that a server has loaded its artifact under another name. Raises OSError."""
+    noted = other_names(path)
+    if name not in noted:
+        lines = [json.dumps(each) + "\n" for each in (*noted, name)[-MOST_NAMES:]]
+        write_whole(path.with_suffix(_NAMES_SUFFIX), "".join(lines).encode())
+
+
+def other_names(path: Path) -> tuple[str, ...]:
+    """Return the names under which servers have loaded a profile's artifact, beside the profile's own."""
+    try:
+        lines = path.with_suffix(_NAMES_SUFFIX).read_bytes().splitlines()
+        return tuple(str(json.loads(line)) for line in lines)
+    except (OSError, ValueError, RecursionError):
+        return ()
 
 
 def encode_profile(profile: Profile) -> bytes:

@@ -109,8 +109,8 @@ def main(argv: Sequence[str]) -> int:
         measured = {**in_fp32, **in_bf16} if is_bf16 else in_fp32
         either = {name: in_bf16[name] for name in mix.names if name in in_bf16 and options.precision == DEADLINE}
         scenario = partial(_scenario, mix, measured, either, OVERHEADS[options.overheads], options.batch)
-        sources = _sources(options.cache_dir, cached_bf16 if is_bf16 else cached_fp32, of_files, mix.names)
-        print(sources, file=sys.stderr)
+        cached = cached_bf16 if is_bf16 else cached_fp32
+        print(_sources(options.cache_dir, cached, of_files, mix.names), file=sys.stderr)
         with ProgressBars(Console(stderr=True)) as bars:
             task = bars.add_task("simulate", total=None)
             answer = find_capacity(scenario, options.cores, rate_per_s, options.goal / 100, options.queries)
@@ -125,7 +125,8 @@ def main(argv: Sequence[str]) -> int:
         for name in mix.names
         if name not in profiled[precision]
     )
-    for doubt in (*strangers, *answer.doubts):
+    of_cache = {name: cached[name] for name in mix.names if name in cached and measured[name] is cached[name].model}
+    for doubt in (*strangers, *_doubtful_sizes(of_cache), *answer.doubts):
         print(f"gangway capacity: warning: {doubt}", file=sys.stderr)
     if options.json:
         print(json.dumps({**asdict(answer), "highest": answer.highest.mean_per_s}, indent=1))
@@ -145,10 +146,22 @@ def _sources(
         if name in own:
             texts.append(f"{name} of --profile")
         elif name in cached:
-            texts.append(f"{name} of {datetime.fromtimestamp(cached[name].measured_s):%Y-%m-%d %H:%M}")
+            each = cached[name]
+            shape = f" with {each.shape}" if each.is_open or len(each.shapes) > 1 else ""
+            texts.append(f"{name} of {datetime.fromtimestamp(each.measured_s):%Y-%m-%d %H:%M}{shape}")
         else:
             texts.append(f"{name} as it comes with the simulator" if name in shipped else f"{name}: none")
     return f"profiles: {', '.join(texts)}; in {cache_dir}, which --cache-dir of the server must be, too"
+
+
+def _doubtful_sizes(cached: Mapping[str, CachedModel]) -> Iterator[str]:
+    """Yield a sentence for each model whose requests may have other sizes than what was measured."""
+    remedy = "`gangway profile PATH --dimension NAME=SIZE` measures the one that counts"
+    for name, each in cached.items():
+        if each.is_open:
+            yield f"{name} was measured as onnxruntime computes sizes that are not compiled; {remedy}"
+        elif len(each.shapes) > 1:
+            yield f"{name} was measured in {len(each.shapes)} sizes, the last time with {each.shape}; {remedy}"
 
 
 def find_capacity(

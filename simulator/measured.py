@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.format import Manifest
 from gangway.artifact.precision import FP32
-from gangway.artifact.profile import LEAST_WHOLE, PROFILES_FOLDER, Profile, ProfileError, read_profile
+from gangway.artifact.profile import (
+    LEAST_WHOLE,
+    PROFILES_FOLDER,
+    Profile,
+    ProfileError,
+    other_names,
+    read_profile,
+)
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.base.files import write_whole
 from gangway.base.json_codec import decode
@@ -118,10 +125,17 @@ def profiled_models(cache_dir: Path, files: Sequence[Path], precision: str = FP3
 
 
 class CachedModel(NamedTuple):
-    """A model that a cache has a profile of, and when it was measured, in seconds of Unix time."""
+    """A model that a cache has a profile of, and when it was measured, in seconds of Unix time.
+
+    `shape`: its first input, with the sizes that were measured, for people. `shapes`: of all profiles of this name.
+    `is_open`: of any sizes, as onnxruntime computes those that are not compiled.
+    """
 
     model: MeasuredModel
     measured_s: float
+    shape: str
+    shapes: frozenset[str]
+    is_open: bool
 
 
 def with_files(cached: Mapping[str, CachedModel], of_files: Sequence[MeasuredModel]) -> dict[str, MeasuredModel]:
@@ -130,16 +144,25 @@ def with_files(cached: Mapping[str, CachedModel], of_files: Sequence[MeasuredMod
 
 
 def cached_models(cache_dir: Path, precision: str = FP32) -> dict[str, CachedModel]:
-    """Return the newest measurement of each model in a cache. It may have a model in several precisions."""
+    """Return the newest measurement of each model in a cache, by all names under which servers have loaded it.
+
+    The cache may have a model in several precisions and sizes.
+    """
     found: dict[str, CachedModel] = {}
     for path in sorted((cache_dir / PROFILES_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime):
         try:
             profile, manifest = _profiled(path)
-            if manifest.precision == precision:
-                model = measured_model([profile], manifest)
-                found[profile.model_name] = CachedModel(model, path.stat().st_mtime)
+            model = measured_model([profile], manifest)
         except ProfileError:  # of an artifact that has gone, or of another version
             continue
+        if manifest.precision != precision:
+            continue
+        first = manifest.inputs[0]
+        shape, is_open = f"{first.name} {list(first.shape)}", -1 in first.shape[1:]
+        for name in (profile.model_name, *other_names(path)):
+            shapes = (found[name].shapes if name in found else frozenset()) | {shape}
+            named = replace(model, model_name=name)
+            found[name] = CachedModel(named, path.stat().st_mtime, shape, shapes, is_open)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.artifact.format import MANIFEST_FILE
+from gangway.artifact.format import MANIFEST_FILE, OPTIMISED_ONNX_FILE, Engine, FileSpec
 from gangway.artifact.precision import BF16
 from gangway.artifact.profile import (
     InterferencePoint,
@@ -13,6 +13,7 @@ from gangway.artifact.profile import (
     Profile,
     ProfiledMachine,
     ProfileError,
+    note_name,
     write_profile,
 )
 from gangway.artifact.reader import read_manifest
@@ -27,6 +28,7 @@ from gangway.simulator.measured import (
     read_measured,
     session_spread,
 )
+from tests.helpers.started_command import status_of
 
 OTHER_MACHINE = ProfiledMachine("1" * 12, "cpu", 2, "avx2", 1.0, 1.0)
 
@@ -113,3 +115,62 @@ def test_a_cache_s_models_are_those_in_the_precision_that_is_asked_for(compiled_
     assert profiled_models(tmp_path, []) == {"mlp": read_measured(current)}, "the newest in fp32"
     assert profiled_models(tmp_path, [], BF16) == {"mlp": read_measured(fast)}
     assert profiled_models(tmp_path, [former], BF16) == {"mlp": read_measured(former)}, "a file that is named"
+
+
+@pytest.fixture
+def cache_of_sizes(compiled_zoo, tmp_path):
+    """A function that puts an artifact with a first input of this shape into a cache; it returns the profile's path."""
+    manifest = read_manifest(compiled_zoo.artifact("mlp"))
+
+    def put(number, shape):
+        artifact = tmp_path / f"{number:064x}"
+        artifact.mkdir()
+        first = replace(manifest.inputs[0], shape=shape)
+        made = replace(manifest, key=artifact.name, inputs=(first,))
+        if -1 in shape[1:]:
+            one = replace(manifest.layers[0].versions[0], tasks=1, batch=None)
+            layer = replace(manifest.layers[0], arguments=(), versions=(one,), max_ranks=1)
+            files = {OPTIMISED_ONNX_FILE: FileSpec(0, "0" * 64)}
+            made = replace(
+                made, engine=Engine.ONNXRUNTIME, fallback_reason="open", layers=(layer,), arena_bytes=0, files=files
+            )
+            (artifact / OPTIMISED_ONNX_FILE).parent.mkdir()
+            (artifact / OPTIMISED_ONNX_FILE).touch()
+        for name in manifest.files:
+            (artifact / name).symlink_to(compiled_zoo.artifact("mlp") / name)
+        (artifact / MANIFEST_FILE).write_bytes(encode(made))
+        path = write_profile(tmp_path, profile_of(artifact.name, len(made.layers)))
+        os.utime(path, (1000 + number, 1000 + number))
+        return path
+
+    return put
+
+
+def test_a_model_is_known_by_all_names_under_which_servers_have_loaded_it(cache_of_sizes, tmp_path, capsys):
+    path = cache_of_sizes(1, (-1, 16))
+    note_name(path, "mine")
+    models = profiled_models(tmp_path, [])
+    assert models == {"mlp": read_measured(path), "mine": replace(read_measured(path), model_name="mine")}
+    assert status_of("capacity", "mine=1@3x", "mlp=1@3x", "--cores=2", "--queries=50", f"--cache-dir={tmp_path}") == 0
+    assert "mine of " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shapes", "source", "warning"),
+    [
+        ([(-1, 16)], "16; in", None),
+        ([(-1, 16), (-1, 32)], "with input [-1, 32]; in", "mlp was measured in 2 sizes, the last time with input"),
+        ([(-1, 16), (-1, -1)], "with input [-1, -1]; in", "as onnxruntime computes sizes that"),
+    ],
+    ids=["one size", "two sizes", "any size"],
+)
+def test_capacity_says_which_size_was_measured_if_requests_may_have_others(
+    cache_of_sizes, tmp_path, capsys, shapes, source, warning
+):
+    for number, shape in enumerate(shapes):
+        cache_of_sizes(number, shape)
+    assert status_of("capacity", "mlp=1@3x", "--cores=2", "--queries=50", f"--cache-dir={tmp_path}") == 0
+    errors = capsys.readouterr().err
+    assert source in errors
+    assert ("--dimension NAME=SIZE" in errors) == (warning is not None)
+    assert warning is None or warning in errors

@@ -33,7 +33,7 @@ Attempt = Callable[[int], Awaitable[IsolatedLatency | None]]
 class Profiles(Protocol):
     """Where profiles of loaded models are used and made (`profiles.py`)."""
 
-    def add(self, model_id: int, name: str, manifest: Manifest) -> None:
+    def add(self, model_id: int, name: str, manifest: Manifest, title: str = "") -> None:
         """A model has been loaded."""
 
     def remove(self, model_id: int) -> None:
@@ -109,7 +109,7 @@ class PrecisionPairs:
             self.unload_bf16(exact.model_id)
             raise
         self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, qos_us))
-        self.profiles.add(spec.model_id, exact.name, manifest)
+        self.profiles.add(spec.model_id, ready.name, manifest, exact.name)
         if is_counted:
             self.capacity.map_weights(spec.model_id, manifest)
         _log.info(

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LEAST_WHOLE, Profile, ProfileError, machine_id, profile_path, read_profile
+from gangway.artifact.profile import (
+    LEAST_WHOLE,
+    Profile,
+    ProfileError,
+    machine_id,
+    note_name,
+    profile_path,
+    read_profile,
+)
 from gangway.base.host_limits import cpu_name, idle_seconds
 from gangway.base.python_process import start_of
 from gangway.executor.control import ControlSegment
@@ -59,10 +67,12 @@ def is_quiet(before: Sequence[float] | None, now: Sequence[float] | None, second
 class _Pending:
     """A model to be measured, at `due_s` of the loop's clock or later, and how often it has been so far.
 
-    `name`: of the model that is loaded; that of the manifest is whose bytes were compiled first.
+    `name`: of the model that is loaded; that of the manifest is whose bytes were compiled first. `title`: what the log
+    calls it, with sizes.
     """
 
     name: str
+    title: str
     manifest: Manifest
     due_s: float
     measurements: int = 0
@@ -80,13 +90,15 @@ class BackgroundProfiler:
     jobs: Jobs
     tell: Callable[[int, float], None] = field(default=lambda *_: None, init=False)  # a model's number and `compute_us`
     _wanted: dict[int, _Pending] = field(default_factory=dict, init=False)  # by model number, in order of their loading
+    _doubts: dict[Path, float] = field(default_factory=dict, init=False)  # shares of profiles, as the log has said them
     _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    def add(self, model_id: int, name: str, manifest: Manifest) -> None:
-        """A model has been loaded: use its profile, or make one later."""
-        profile = self._use(model_id, name, manifest)
+    def add(self, model_id: int, name: str, manifest: Manifest, title: str = "") -> None:
+        """A model has been loaded: use its profile, or make one later. `title`: for the log, if not the name."""
+        loaded = _Pending(name, title or name, manifest, asyncio.get_running_loop().time())
+        profile = self._use(model_id, loaded)
         if self.options.profile_seconds and pause_seconds(profile, 0) is not None:
-            self._wanted[model_id] = _Pending(name, manifest, asyncio.get_running_loop().time())
+            self._wanted[model_id] = loaded
             self._news.set()
 
     def compute_us(self, manifest: Manifest) -> float | None:
@@ -117,7 +129,7 @@ class BackgroundProfiler:
 
     async def _measure(self, model_id: int, wanted: _Pending, quiet_seconds: float) -> bool:
         """Measure a model once the server is idle, or put that off; return False if a request disturbed it."""
-        loop, manifest = asyncio.get_running_loop(), wanted.manifest
+        loop = asyncio.get_running_loop()
         others_idle = await self._wait_until_quiet(quiet_seconds)
         if wanted.measurements and not others_idle:
             wanted.due_s = loop.time() + BUSY_SECONDS
@@ -130,11 +142,11 @@ class BackgroundProfiler:
         if self._wanted.get(model_id) is not wanted:
             return True
         if failure:
-            _log.warning("%s: its layers cannot be measured now, which is tried again later: %s", wanted.name, failure)
+            _log.warning("%s: its layers cannot be measured now, which is tried again later: %s", wanted.title, failure)
         else:
-            _log.info("%s: its layers have been measured, the scheduler uses the profile from now on", wanted.name)
+            _log.info("%s: its layers have been measured, the scheduler uses the profile from now on", wanted.title)
         wanted.measurements += 1
-        profile = self._use(model_id, wanted.name, manifest)
+        profile = self._use(model_id, wanted)
         if profile is not None:
             self.tell(model_id, _alone_us(profile))
         pause = pause_seconds(profile, wanted.measurements)
@@ -150,9 +162,9 @@ class BackgroundProfiler:
             child = self._start(wanted.manifest)
         except OSError as error:
             return str(error)
-        job = self.jobs.begin("profile", wanted.name)
-        title = f"measuring {wanted.name}"
-        share = asyncio.get_running_loop().create_task(keep_share(WaitLog(title), child.pid, len(self.options.cores)))
+        job = self.jobs.begin("profile", wanted.title)
+        waits = WaitLog(f"measuring {wanted.title}")
+        share = asyncio.get_running_loop().create_task(keep_share(waits, child.pid, len(self.options.cores)))
         try:
             disturbed = await self._watch(child)
         finally:
@@ -164,12 +176,25 @@ class BackgroundProfiler:
             return None
         return f"the measurement {child.exit_text()}" if child.returncode else ""
 
-    def _use(self, model_id: int, name: str, manifest: Manifest) -> Profile | None:
-        """Have a model's profile used if there is one; return it."""
-        path = self._path(manifest)
-        profile = _kept(name, path)
-        if profile is not None:
-            self.scheduler.use_profile(model_id, path)
+    def _use(self, model_id: int, loaded: _Pending) -> Profile | None:
+        """Have a model's profile used if there is one; return it. One in doubt is better than none."""
+        path = self._path(loaded.manifest)
+        profile = _kept(loaded.title, path)
+        if profile is None:
+            return None
+        self.scheduler.use_profile(model_id, path)
+        if loaded.name != profile.model_name:
+            with suppress(OSError):  # a cache that is full, or cannot be written to
+                note_name(path, loaded.name)
+        if profile.doubtful and self._doubts.get(path) != profile.cores_whole:
+            self._doubts[path] = profile.cores_whole
+            _log.warning(
+                "%s: cores slowed each other down while it was measured (%.0f %% of the speed of one alone): a busy"
+                " machine or hyper-threads. Batches may be split less. It is measured again when the machine is"
+                " quieter.",
+                loaded.title,
+                100 * profile.cores_whole,
+            )
         return profile
 
     def _path(self, manifest: Manifest) -> Path:
@@ -224,23 +249,12 @@ def _alone_us(profile: Profile) -> float:
     return profile.isolated_us[-1][0]
 
 
-def _kept(name: str, path: Path) -> Profile | None:
-    """Return the profile if there is one of the present format; one of an older format is made again.
-
-    One in doubt is used, too: it is better than none.
-    """
+def _kept(title: str, path: Path) -> Profile | None:
+    """Return the profile if there is one of the present format; one of an older format is made again."""
     if not path.is_file():
         return None
     try:
-        profile = read_profile(path)
+        return read_profile(path)
     except ProfileError as error:
-        _log.info("%s: its profile cannot be used, so its layers are measured again: %s", name, error)
+        _log.info("%s: its profile cannot be used, so its layers are measured again: %s", title, error)
         return None
-    if profile.doubtful:
-        _log.warning(
-            "%s: cores slowed each other down while it was measured (%.0f %% of the speed of one alone): a busy machine"
-            " or hyper-threads. Batches may be split less. It is measured again when the machine is quieter.",
-            name,
-            100 * profile.cores_whole,
-        )
-    return profile

@@ -298,7 +298,7 @@ class ShapeCache:
             return
         varies = len(instances) > 1
         self.scheduler.set_profile(profile_message(spec.model_id, ready, isolated, variant.qos_us, varies))
-        self.profiles.add(spec.model_id, title, manifest)
+        self.profiles.add(spec.model_id, ready.name, manifest, title)
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
         is_news = bool(manifest.difference) and not model.difference

@@ -38,10 +38,11 @@ def test_server_perf_and_capacity_have_the_target_of_the_profile(compiled_zoo: C
     (tmp_path / "cache").mkdir()
     cache = compiled_zoo.linked_cache(tmp_path / "cache")
     write_profile(cache, profiled(cache / compiled_zoo.artifact("mlp").name))
-    folder = tmp_path / "models" / "mlp"
-    folder.mkdir(parents=True)
-    (folder / "1").symlink_to(compiled_zoo.repository / "mlp" / "1")
-    (folder / "config.pbtxt").write_text('parameters { key: "qos_ms" value { string_value: "3x" } }')
+    for name in ("mlp", "same_file"):
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "1").symlink_to(compiled_zoo.repository / "mlp" / "1")
+        (folder / "config.pbtxt").write_text('parameters { key: "qos_ms" value { string_value: "3x" } }')
     example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
     with serving(tmp_path / "models", f"--cache-dir={cache}", "--cores=0-1") as served:
         inputs = inputs_of(example.inputs)
@@ -50,7 +51,16 @@ def test_server_perf_and_capacity_have_the_target_of_the_profile(compiled_zoo: C
         result, flags = tmp_path / "result.json", ("--rate=50", "--queries=5", "--warmup=0", "--isolated=mlp=5")
         assert perf([served.server.url, "--mix=mlp=1", "--qos=config", *flags, f"--json={result}"]) == 0
     assert json.loads(result.read_text())["models"][0]["targets_us"] == {"qos": TARGET_US}
-    command = [*GANGWAY, "capacity", "mlp=10@3x", "--cores=2", "--queries=50", "--json", f"--cache-dir={cache}"]
+    command = [
+        *GANGWAY,
+        "capacity",
+        "mlp=10@3x",
+        "same_file=1@3x",
+        "--cores=2",
+        "--queries=50",
+        "--json",
+        f"--cache-dir={cache}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["models"][0]["target_us"] == TARGET_US
+    assert [model["target_us"] for model in json.loads(done.stdout)["models"]] == [TARGET_US] * 2
     assert f"in {cache}" in done.stderr and "mlp of 20" in done.stderr

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import Profile, keep_better, profile_path, read_profile
+from gangway.artifact.profile import (
+    MOST_NAMES,
+    Profile,
+    keep_better,
+    other_names,
+    profile_path,
+    read_profile,
+    write_profile,
+)
 from gangway.server.control.repository import profiles
 from gangway.server.control.repository.profiles import BackgroundProfiler, is_quiet, pause_seconds
 from gangway.server.control.supervisor.jobs import Jobs
@@ -158,3 +166,31 @@ def test_a_busy_machine_is_measured_once_and_again_when_it_is_idle(
     monkeypatch.setattr(profiles, "idle_seconds", lambda cores: None)
     run(profiler)
     assert shares(profiler)[-1] == 1.0
+
+
+async def load(profiler: Scripted, *names: str) -> None:
+    for number, name in enumerate(names):
+        profiler.add(number, name, MANIFEST, f"{name}, version 1, of some size")
+
+
+def test_a_profile_in_doubt_is_told_once_however_often_it_is_loaded(
+    scripted: Script, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    profiler = scripted([])
+    for share in (0.25, 0.5):
+        write_profile(tmp_path, replace(DOUBTFUL, cores_whole=share))
+        asyncio.run(load(profiler, "one", "one", "other"))
+    assert [record.getMessage().partition(" %")[0] for record in caplog.records] == [
+        f"one, version 1, of some size: cores slowed each other down while it was measured ({percent}"
+        for percent in (25, 50)
+    ]
+
+
+def test_names_under_which_an_artifact_is_loaded_are_noted_beside_its_profile(scripted: Script, tmp_path: Path) -> None:
+    path = write_profile(tmp_path, WHOLE)
+    profiler = scripted([])
+    asyncio.run(load(profiler, "one", WHOLE.model_name, "two words", "one"))
+    assert other_names(path) == ("one", "two words")
+    asyncio.run(load(profiler, *map(str, range(MOST_NAMES))))
+    assert other_names(path) == tuple(map(str, range(MOST_NAMES)))
+    assert read_profile(path) == WHOLE
