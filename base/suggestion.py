@@ -12,11 +12,15 @@ MAX_NAMES: Final = 500  # more cost milliseconds to compare, which anyone could 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known name that is most like a word, empty if none is near.
 
-    Capital letters, hyphens and underscores make no difference.
+    Capital letters, hyphens and underscores make no difference. A name without its last parts is near if no other
+    known name begins so: "qos" for "qos_ms".
     """
     names = {_plain(name): name for name in known}
     if len(word) > MAX_CHARACTERS or len(names) > MAX_NAMES:
         return ""
+    longer = [name for plain, name in names.items() if plain.startswith(f"{_plain(word)}_")]
+    if len(longer) == 1:
+        return longer[0]
     found = difflib.get_close_matches(_plain(word), names, 1, NEAR)
     return names[found[0]] if found else ""
 

@@ -201,9 +201,12 @@ def _shape(item: Mapping[str, Any], where: str) -> list[int]:
     if isinstance(shape, NumberText):  # thousands of bytes of text
         invalid(f"{where}: expected at most {MAX_RANK} dimensions in 'shape', got {shape.count}")
     if not isinstance(shape, list) or not all(type(size) is int and abs(size) <= MAX_INT64 for size in shape):
-        invalid(f"{where}: expected an array of numbers as 'shape', got {shown(shape)}")
+        given = shown(shape) if "shape" in item else "nothing"
+        invalid(f"{where}: expected an array of numbers as 'shape', got {given}")
     if len(shape) > MAX_RANK:
         invalid(f"{where}: expected at most {MAX_RANK} dimensions in 'shape', got {len(shape)}")
+    if min(shape, default=0) < 0:
+        invalid(f"{where}: expected sizes of 0 or more in 'shape', got {shown(shape)}")
     return shape
 
 

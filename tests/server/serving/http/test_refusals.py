@@ -45,6 +45,12 @@ CASES: dict[str, tuple[Change, int, str]] = {
     "an input that is no object": (setting("inputs", 0, to=5), 400, "expected an object as input, got a number"),
     "half a character": (first(name="\ud800"), 400, "the string is not UTF-8"),
     "a shape of booleans": (first(shape=[True, 16]), 400, f"{INPUT}: expected an array of numbers as 'shape'"),
+    "no shape": (
+        lambda request: request["inputs"][0].pop("shape"),
+        400,
+        f"{INPUT}: expected an array of numbers as 'shape', got nothing",
+    ),
+    "a negative size": (first(shape=[1, -1]), 400, f"{INPUT}: expected sizes of 0 or more in 'shape', got [1, -1]"),
     "a huge shape": (first(shape=[2**70, 16]), 400, f"{INPUT}: expected an array of numbers as 'shape'"),
     "a shape of which the product overflows": (first(shape=[2**62, 16]), 400, f"{INPUT}: expected {2**66} elements"),
     "no data": (lambda request: request["inputs"][0].pop("data"), 400, f"{INPUT}: expected 'data', 'binary_data_size'"),
