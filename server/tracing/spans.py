@@ -6,7 +6,7 @@ The SDK's BatchSpanProcessor has the queue (bounded) and the thread that talks t
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from opentelemetry.context import Context
@@ -24,7 +24,18 @@ from gangway.server.tracing.settings import TraceConfig
 OUR_SERVICE: Final = "gangway"
 CLOSE_SECONDS: Final = 3.0
 REPORT_SECONDS: Final = 60.0
+CLOCK_READINGS: Final = 3
 _log = logging.getLogger(__name__)
+
+
+def closest_offset_ns(readings: Iterable[tuple[int, int, int]]) -> int:
+    """Return what CLOCK_REALTIME shows more than CLOCK_MONOTONIC.
+
+    A reading has the latter before and after the former: a process may lose its core between two of them, for any time,
+    and the reading that took the least time errs by no more than that.
+    """
+    before_ns, wall_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall_ns - (before_ns + after_ns) // 2
 
 
 class CountingExporter(SpanExporter):
@@ -76,7 +87,9 @@ class Spans:
 
     def take(self, record: TraceRecord) -> None:
         """Make three spans: request, way through the model, computation; two more for each step of an ensemble."""
-        offset_ns = time.time_ns() - time.monotonic_ns()
+        offset_ns = closest_offset_ns(
+            (time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(CLOCK_READINGS)
+        )
         root = self._span("InferRequest", self._parent_of(record), offset_ns, record.of_root(), SpanKind.SERVER)
         model = self._span(record.model, set_span_in_context(root, Context()), offset_ns, record.of_model())
         model.set_attributes(_attributes_of(record, self._next_id))

@@ -6,6 +6,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.tracing.spans import closest_offset_ns
 from testing.live_server import LiveServer, live_server, stop
 from testing.load import raw_channel, raw_infer
 from testing.otlp_collector import CollectedSpan, OtlpCollector
@@ -66,6 +68,15 @@ def running(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def traced(running: tuple[Any, ...], simple_inputs: Any) -> Traced:
     return Traced(*running, inputs=simple_inputs)
+
+
+def test_a_reading_of_two_clocks_in_which_the_process_had_no_core_counts_least() -> None:
+    apart_ns, stall_ns = 10**18, 5 * 10**7
+    before_wall = (0, apart_ns + stall_ns, stall_ns + 100)
+    after_wall = (10**9, 10**9 + apart_ns, 10**9 + stall_ns)
+    undisturbed = (2 * 10**9, 2 * 10**9 + apart_ns + 60, 2 * 10**9 + 120)
+    for readings in permutations((before_wall, undisturbed, after_wall)):
+        assert closest_offset_ns(readings) == apart_ns
 
 
 def test_three_spans_say_what_became_of_a_request(traced: Traced) -> None:
