@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -67,7 +68,9 @@ def test_a_run_that_is_interrupted_shows_what_it_has(gangway_server: LiveServer,
     (run,) = result["runs"]
     assert run["total"]["queries"] >= 40 and str(run["total"]["queries"]) in total
     assert not run["total"]["errors"]
-    assert 40 < run["total"]["qps"] < 60
+    (shown_s,) = re.findall(r"interrupted after (\S+) s", out)
+    assert run["seconds"] == pytest.approx(float(shown_s), abs=0.06)
+    assert run["total"]["qps"] >= run["total"]["queries"] / run["seconds"], "of the time that it lasted"
 
 
 @pytest.mark.long

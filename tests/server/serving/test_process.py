@@ -105,8 +105,8 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
         supervised.send(InitialLoadDone())
         while not client.is_server_ready():
             pass
-        answers: list[Any] = []
-        client.async_infer("simple", announced.inputs(), callback=lambda result, error: answers.append((result, error)))
+        answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        client.async_infer("simple", announced.inputs(), callback=lambda result, error: answers.put((result, error)))
         submitted = submitted_to(supervised)
         supervised.send(Drain())
         while client.is_server_ready():
@@ -115,10 +115,10 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
             client.infer("simple", announced.inputs(), client_timeout=20)
         assert supervised.process.poll() is None
         supervised.slots.finish(submitted.slot, submitted.generation, SlotStatus.OK)
+        result, error = answers.get(timeout=10)
+        assert error is None
+        assert result.get_response().model_name == "simple"
         assert supervised.process.wait(10) == 0
-    ((result, error),) = answers
-    assert error is None
-    assert result.get_response().model_name == "simple"
 
 
 def test_draining_finishes_the_requests_of_streams(supervised: Supervised, announced: Any) -> None:
@@ -250,8 +250,11 @@ def http_on(address: str, port: int) -> ServeOptions:
 def submitted_to(supervised: Supervised) -> Any:
     """The next request, as the scheduler gets it; it is running then."""
     bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
-    seen = bell.seen()
-    raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
+    while True:
+        seen = bell.seen()
+        if raw := ring.receive():
+            break
+        assert bell.wait(seen, timeout_us=10_000_000) != seen, "nothing is submitted"
     message = unpack(raw)
     assert supervised.slots.start(message.slot, message.generation)
     return message

@@ -217,10 +217,10 @@ def test_nobody_waits_longer_than_the_delay(served: Served) -> None:
     begin_s = time.monotonic()
     served.infer("brief", images(1, 0))
     assert FEW_US / 1e6 <= time.monotonic() - begin_s < TIMEOUT_S
-    begin_s = time.monotonic()
-    served.infer("brief", images(4, 0))  # which is a batch as it is
-    queue_us = served.ask("brief", {"input": images(4, 0)}, parameters={"gangway_stats": True}).parameters["queue_us"]
-    assert queue_us.int64_param < FEW_US
+
+
+def test_a_batch_as_it_is_does_not_wait_for_the_delay(served: Served) -> None:
+    served.infer("fours", images(4, 0))  # others would wait for an hour
 
 
 def test_who_cancels_leaves_the_batch_that_is_being_formed(served: Served, pool: ThreadPoolExecutor) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from gangway.zoo import write_model
-from testing.live_server import free_port, stop, wait_until_ready
+from testing.live_server import reserved_port, stop, wait_until_ready
 from testing.waiting import until
 from tests.helpers.hostile_folder import ALL, OTHERS, SITE, hostile_folder, imported
 from tests.helpers.python_models import ADD, HEAD, four, write
@@ -44,13 +45,16 @@ def test_a_hostile_folder(tmp_path: Path, command: list[str], names: frozenset[s
     write(folder / "models", "adds", ADD, head="import json, queue\n" + HEAD)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"PYTHONPATH": search} if search else {}
-    ports = [free_port() for _ in range(3)]
-    options = [f"--{name}-port={port}" for name, port in zip(("grpc", "http", "metrics"), ports, strict=True)]
-    options += [f"--{name}-address=127.0.0.1" for name in ("grpc", "http", "metrics")]
-    options += ["--cache-dir=cache", "--profile-seconds=0.1", "--trace-config=triton,file=traces"]
-    options += ["--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--log-verbose=1", "--log-file=log"]
-    log = folder / "log"
-    with subprocess.Popen([*command, "serve", "models", *options], cwd=folder, env=variables) as process:
+    with ExitStack() as stack:
+        ports = [stack.enter_context(reserved_port()) for _ in range(3)]
+        options = [f"--{name}-port={port}" for name, port in zip(("grpc", "http", "metrics"), ports, strict=True)]
+        options += [f"--{name}-address=127.0.0.1" for name in ("grpc", "http", "metrics")]
+        options += ["--cache-dir=cache", "--profile-seconds=0.1", "--trace-config=triton,file=traces"]
+        options += ["--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--log-verbose=1", "--log-file=log"]
+        log = folder / "log"
+        process = stack.enter_context(
+            subprocess.Popen([*command, "serve", "models", *options], cwd=folder, env=variables)
+        )
         try:
             wait_until_ready(f"127.0.0.1:{ports[0]}", process, log)
             with triton.InferenceServerClient(f"127.0.0.1:{ports[0]}") as client:

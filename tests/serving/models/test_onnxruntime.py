@@ -303,6 +303,7 @@ def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
         tensor = triton.InferInput("count", [1], "INT64")
         tensor.set_data_from_numpy(np.array([LONG_STEPS]))
         for rank in range(2):
+            until(lambda: gang_of(client) == 2)  # which a killed worker's successor is in
             pids = sorted(server.pids()["worker"], key=lambda pid: min(os.sched_getaffinity(pid)))  # by core
             idle_ns = sum(map(cpu_ns, pids))  # either of them may be the one that calls
             with ThreadPoolExecutor(1) as pool:
@@ -312,6 +313,14 @@ def test_a_gang_that_loses_a_worker_answers(tmp_path: Path) -> None:
                 os.kill(pids[rank], signal.SIGKILL)
                 answer = answering.result(TIMEOUT_SECONDS)
             np.testing.assert_array_equal(answer.as_numpy("y"), np.eye(32))
+
+
+def gang_of(client: triton.InferenceServerClient) -> int:
+    """How many cores compute a short request."""
+    tensor = triton.InferInput("count", [1], "INT64")
+    tensor.set_data_from_numpy(np.array([3]))
+    answer = client.infer("loop", [tensor], parameters={"gangway_stats": True}).get_response()
+    return int(answer.parameters["ranks"].int64_param)
 
 
 def test_without_privilege_its_threads_have_a_workers_priority(tmp_path: Path, compile_kept: CompileKept) -> None:
