@@ -141,6 +141,13 @@ def _crc32(parts: Iterator[memoryview]) -> bytes:
     return value.to_bytes(4, "little")
 
 
+def words_of(error: Exception) -> str:
+    """Return what an error says; of the system's errors its words and the file, without their number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.strerror}: '{error.filename}'"
+
+
 def append_whole(descriptor: int, content: bytes, tail: bytes = b"") -> None:
     """Write `content` at the end of a file, over its last bytes, which are `tail`: whole, or not at all.
 

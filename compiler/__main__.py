@@ -49,6 +49,7 @@ from gangway.artifact.format import TargetSpec
 from gangway.artifact.instances import SizeSpan
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.extras import COMPILER, missing_packages
+from gangway.base.files import words_of
 from gangway.base.json_codec import decode
 from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
@@ -205,7 +206,7 @@ def _described(error: Exception) -> dict[str, str]:
         case _:
             kind = "internal"
             traceback.print_exc()
-    message = str(error) or "out of memory"
+    message = words_of(error) or "out of memory"
     if kind == "internal":
         message = f"internal error of the compiler: {error!r}"
     return {"error": message[:LONGEST_MESSAGE], "kind": kind}

@@ -13,6 +13,7 @@ from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, ProgressBars, Table
+from gangway.base.files import words_of
 from gangway.base.numbers import counted
 from gangway.compiler.arguments import CompileOptions, find_models
 from gangway.compiler.errors import ModelError
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
                 compiled = _compile(name, path, cache, target, wanted, options, console)
                 _show(compiled, time.monotonic() - start, console)
     except (ModelError, UnsupportedTargetError, OSError) as error:
-        print(f"gangway compile: {error}", file=sys.stderr)
+        print(f"gangway compile: {words_of(error)}", file=sys.stderr)
         return 1
     return 0
 

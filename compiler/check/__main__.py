@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangway.artifact.cache import add_dimension
+from gangway.base.files import words_of
 from gangway.compiler.errors import ModelError
 from gangway.compiler.key import require_compiler
 
@@ -30,12 +31,14 @@ def main(argv: Sequence[str]) -> int:
         from gangway.compiler.check.file_check import ServedBy, check_file  # noqa: PLC0415 - of these packages
 
         checks: dict[str, FileCheck] = {}
-        for file in _files(options.path):
+        for number, file in enumerate(files := _files(options.path), 1):
+            if sys.stderr.isatty():
+                print(f"{number}/{len(files)} {file} ...", end="\r", file=sys.stderr, flush=True)
             checks[str(file)] = found = check_file(file, dict(options.dimension))
             if not options.json:
                 print("\n".join(_lines(str(file), found)), flush=True)
     except (ModelError, OSError) as error:
-        print(f"gangway check: {error}", file=sys.stderr)
+        print(f"gangway check: {words_of(error)}", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps([{"file": file, **asdict(found)} for file, found in checks.items()], indent=1))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 
+from gangway.base.files import words_of
 from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import (
     EndedApartError,
@@ -86,7 +87,7 @@ def check_file(path: Path, sizes: Mapping[str, int] = NO_DIMENSIONS, lower: Lowe
     try:
         found = _check(path, sizes, lower)
     except (ModelError, OSError) as error:
-        return FileCheck(ServedBy.NOTHING, reason=str(error))
+        return FileCheck(ServedBy.NOTHING, reason=words_of(error))
     is_compiled = found.served_by is not ServedBy.ONNXRUNTIME
     if is_compiled and not found.open_sizes:
         return found

@@ -24,6 +24,7 @@ from gangway.artifact.cache import add_cache_dir, add_dimension
 from gangway.artifact.format import Engine
 from gangway.base.command_line import CommandParser
 from gangway.base.commands import ending_signals
+from gangway.base.files import words_of
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.check.engine import check_files, latest_version, served_by
 from gangway.server.check.repairs import Change, RepairedModel, remedy_for, repair
@@ -127,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         for report in changed if options.fix else ():
             _write(report)
     except (RuntimeError, OSError, argparse.ArgumentTypeError) as error:  # the last of a file that is not readable
-        print(f"gangway check: {error}", file=sys.stderr)
+        print(f"gangway check: {words_of(error)}", file=sys.stderr)
         return 1
     print(json.dumps([_plain(each) for each in reports], indent=1) if options.json else _summary(reports, options.fix))
     undone = [each for each in reports if each.verdict is not Verdict.MOVES and not (options.fix and each in changed)]
@@ -136,7 +137,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("gangway check", DESCRIPTION, EPILOG)
-    parser.add_argument("path", type=Path, nargs="+", metavar="PATH", help="a folder of models, or an .onnx file")
+    parser.add_argument(
+        "path", type=_checked_path, nargs="+", metavar="PATH", help="a folder of models, or an .onnx file"
+    )
     parser.add_argument("--static", action="store_true", help="look at all .onnx files below folders as at files")
     add_dimension(parser)
     parser.add_argument(
@@ -162,6 +165,15 @@ def _check_files(options: argparse.Namespace) -> int:
     """Have the compiler look at files; return its exit status."""
     command = check_files(options.path, dict(options.dimension), options.json)
     return subprocess.run(command, check=False).returncode
+
+
+def _checked_path(text: str) -> Path:
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{path} does not exist")
+    if not path.is_dir() and path.suffix != ONNX_SUFFIX:
+        raise argparse.ArgumentTypeError(f"{path} is neither a folder nor an {ONNX_SUFFIX} file")
+    return path
 
 
 def _backend_setting(text: str) -> str:
@@ -208,7 +220,9 @@ def _check(server: TrialServer, candidate: RepositoryModel, lost: set[str]) -> R
     def load() -> Outcome:
         if missing:
             return Outcome(reason=f"ensemble {name} {NOT_AVAILABLE}: {missing}")
-        return server.load(name)
+        outcome = server.load(name)
+        reason = outcome.reason.replace(f"{target}/", f"{candidate.folder}/")  # which lie there by links
+        return dataclasses.replace(outcome, reason=reason)
 
     first = load()
     if written is None:

@@ -22,6 +22,17 @@ def model(rows: int | str = "N", operator: str = "Relu", domain: str = "") -> by
     return bytes(made.SerializeToString())
 
 
+def with_weights_in(file: str) -> bytes:
+    """y = x + weights, which lie in a file that is not there."""
+    made = onnx.load_from_string(model(operator="Identity"))
+    made.graph.node[0].CopyFrom(helper.make_node("Add", ["x", "weights"], ["y"]))
+    weights = TensorProto(name="weights", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", file), ("offset", "0"), ("length", "16")):
+        weights.external_data.add(key=key, value=value)
+    made.graph.initializer.append(weights)
+    return bytes(made.SerializeToString())
+
+
 def _write(folder: Path, config: str | None, path: str = "1/model.onnx", content: bytes = b"") -> None:
     file = folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +115,14 @@ KINDS: Mapping[str, tuple[str, Write]] = {
     "ragged": (CANNOT, _with(ONNX.replace("dims: [ 4 ]", "dims: [ 4 ] allow_ragged_batch: true", 1))),
     "own_operator": (CANNOT, _with(ONNX, content=model(operator="Mine", domain="mine.org"))),
     "no_text": (CANNOT, _with("max_batch_size: eight")),
+    "no_weights": (CANNOT, _with(None, content=with_weights_in("weights.bin"))),
+    "no_sample": (
+        CANNOT,
+        _with(
+            f'{ONNX} model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: [ 4 ]'
+            ' input_data_file: "absent" } } }'
+        ),
+    ),
     "pipeline_of_none": (CANNOT, _ensemble("tensorrt", "no_config")),
 }
 """By name: the verdict, and what writes the model into its folder."""

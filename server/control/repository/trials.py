@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.base.files import file_beside
+from gangway.base.files import file_beside, words_of
 from gangway.executor import _native
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
@@ -246,7 +246,7 @@ def _file(folder: Path, name: str, where: str) -> bytes:
             raise ConfigError(f"{where}: input_data_file '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: input_data_file '{name}' cannot be read: {error}") from error
+        raise ConfigError(f"{where}: input_data_file '{name}' cannot be read: {words_of(error)}") from error
 
 
 def _random(datatype: str, elements: int) -> bytes:

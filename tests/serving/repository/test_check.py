@@ -91,6 +91,13 @@ def test_what_cannot_move_is_refused_for_the_reason_that_was_given(checked: Chec
     assert reason.splitlines()[0][:60] in str(refused.value)
 
 
+@pytest.mark.parametrize(("name", "file"), [("no_weights", "1/weights.bin"), ("no_sample", "warmup/absent")])
+def test_a_missing_file_is_named_where_it_should_lie(checked: Checked, name: str, file: str) -> None:
+    reason = checked.reports[name]["changes"][-1]["reason"]
+    assert reason.endswith(f"No such file or directory: '{checked.repository / name / file}'")
+    assert "Errno" not in reason
+
+
 def test_changes_name_their_fields(checked: Checked) -> None:
     changed = {name: tuple(change["field"] for change in report["changes"])
                for name, report in checked.reports.items() if report["verdict"] == CHANGES}  # fmt: skip
@@ -154,6 +161,16 @@ def test_settings_of_the_caller_do_not_reach_the_server_for_trials(
     monkeypatch.setenv("GANGWAY_HTTP_PORT", "no port")
     with trial_server(str(tmp_path / "cache")) as server:
         assert server.load("absent").reason, "it runs, and answers"
+
+
+@pytest.mark.parametrize("name", ["absent", "model.txt"])
+def test_what_is_no_repository_is_an_error_that_says_what_is_expected(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.txt").write_text("no model")
+    done = subprocess.run([*GANGWAY, "check", str(tmp_path / name)], capture_output=True, text=True, check=False)
+    why = "is neither a folder nor an .onnx file" if name == "model.txt" else "does not exist"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2, f"gangway check: error: argument PATH: {tmp_path / name} {why}"
+    )  # fmt: skip
 
 
 def test_an_empty_repository_is_an_error_that_says_how_models_lie(tmp_path: Path) -> None:
