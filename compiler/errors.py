@@ -38,6 +38,14 @@ class MixedRowsError(UnsupportedModelError):
     """Rows of the model's batch influence each other, as its operators say: requests must not share a run."""
 
 
+class WrongSizeError(UnsupportedModelError):
+    """A tensor has another size than its node takes: `size` on `axis`, which a file may leave open."""
+
+    def __init__(self, message: str, tensor: str, axis: int, size: int) -> None:
+        super().__init__(message)
+        self.tensor, self.axis, self.size = tensor, axis, size
+
+
 class OneEngineError(UnsupportedModelError):
     """A node that could be compiled, but not so that it always answers what onnxruntime answers."""
 

@@ -18,6 +18,7 @@ from gangway.compiler.errors import (
     EndedApartError,
     ModelError,
     UnsupportedModelError,
+    WrongSizeError,
     faults_as_refusals,
 )
 from gangway.compiler.fallback import PART, require_servable, sums_of
@@ -26,6 +27,7 @@ from gangway.compiler.frontend.importer import deciding_inputs, input_symbols, r
 from gangway.compiler.kernels.plain_specs import IslandSpec, TailSpec, TensorProgramSpec
 from gangway.compiler.lower.layers import LoweredLayer, Program
 from gangway.compiler.lower.lowering import lower_model
+from gangway.compiler.model_file import parse
 
 SIZES = (32, 224, 640)  # of symbolic dimensions, to read a file with, in this order
 ROWS = 1  # of a batch that is compiled for one number of rows after the other: a compilation tries one, too
@@ -114,6 +116,7 @@ def _check(path: Path, given: Mapping[str, int], lower: Lower) -> FileCheck:
     decide = set(deciding_inputs(path)) - names - firsts
     open_names = tuple(sorted(names | (decide if names else decide & given.keys())))
     given = {name: size for name, size in given.items() if name in names | firsts | decide}
+    given = {name: size for name, size in _channels(path, symbols).items() if name in names} | given
     batch = dict.fromkeys(firsts, ROWS) if has_batch and not firsts & given.keys() else {}
     refusal: ModelError | None = None
     for sizes in _plausible(names, decide & set(open_names), given):
@@ -123,6 +126,10 @@ def _check(path: Path, given: Mapping[str, int], lower: Lower) -> FileCheck:
                     graph = read_graph(path, {**sizes, **rows})
                     found = _of_program(lower(graph))
             except ModelError as error:
+                if isinstance(error, WrongSizeError):
+                    name = "".join(symbols.get(error.tensor, ())[error.axis : error.axis + 1])
+                    if name in names - given.keys():
+                        return _check(path, {**given, name: error.size}, lower)
                 is_better = isinstance(error, UnsupportedModelError) and not isinstance(refusal, UnsupportedModelError)
                 refusal = error if refusal is None or is_better else refusal
                 continue
@@ -130,6 +137,18 @@ def _check(path: Path, given: Mapping[str, int], lower: Lower) -> FileCheck:
             why = str(refusal) if kind is CompiledRows.EACH else ""
             return replace(found, rows=kind, open_sizes=open_names, sizes=sizes, reason=why)
     return FileCheck(ServedBy.ONNXRUNTIME, open_sizes=open_names, reason=str(refusal))
+
+
+def _channels(path: Path, symbols: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the numbers of channels that weights fix, by the names of inputs' dimensions."""
+    graph = parse(path)[0].graph
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "Conv" and len(weights := shapes.get("".join(node.input[1:2]), ())) > 1:
+            groups = next((item.i for item in node.attribute if item.name == "group"), 1)
+            found |= dict.fromkeys(filter(None, symbols.get(node.input[0], ())[1:2]), weights[1] * groups)
+    return found
 
 
 def _plausible(names: set[str], values: set[str], given: Mapping[str, int]) -> Iterator[dict[str, int]]:

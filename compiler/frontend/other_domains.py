@@ -25,6 +25,7 @@ from gangway.compiler.frontend.functions import infer_body
 from gangway.compiler.frontend.graph import PRIVATE_DOMAIN, Graph, Node, TensorType
 from gangway.compiler.frontend.packed import operators as packed_operators
 from gangway.compiler.frontend.shape_inference import (
+    evaluate,
     infer_shapes,
     node_proto,
     tensor_types,
@@ -50,6 +51,7 @@ __all__ = [
 
 _OPSET = 21  # of ONNX's own operators, for a model that imports none
 _MOST_CONSTANT_ELEMENTS = 256  # larger constants of definitions are kept apart from the model
+_VIEWS = {"Reshape", "Identity"}  # of constants, whose content definitions may read
 _WITH_GRAPHS = {"If", "Loop", "Scan"}
 
 
@@ -103,6 +105,8 @@ def _define_known(model: Any, constants: dict[str, Array], batched: bool, opset:
     for node, proto in zip(found, list(model.graph.node), strict=True):
         if node.operator == "Constant" and "value" in node.attributes:
             known[node.outputs[0]] = numpy_helper.to_array(node.attributes["value"])
+        elif node.operator in _VIEWS and not node.domain and all(name in known for name in node.inputs):
+            known.update(evaluate(node, known, opset))
         ready = all(name in types or name in known for name in node.inputs if name)
         if node.domain and ready:
             nodes += _defined(node, graph, types, model, constants)

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
 from gangway.compiler.check.file_check import CompiledRows, FileCheck, ServedBy, check_file
 from testing.repository import GANGWAY
+from tests.helpers.onnx_models import make_model
 
 node = helper.make_node
 WEIGHTS = {"w": np.ones((6, 6), np.float32)}
@@ -52,6 +54,36 @@ def test_a_size_that_is_the_sum_of_others(file: Any) -> None:
     found = check_file(path)
     assert (found.served_by, found.rows) == (ServedBy.KERNELS, CompiledRows.ANY)
     assert found.sizes["whole"] == found.sizes["new"] + found.sizes["before"]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_channels_that_weights_fix(file: Any, groups: int) -> None:
+    nodes = [node("Conv", ["x", "kernel"], ["h"], group=groups), node("GlobalAveragePool", ["h"], ["y"])]
+    constants = {"kernel": np.ones((4, 3, 3, 3), np.float32)}
+    found = check_file(file(nodes, {"x": ["N", "channels", "height", "width"]}, {"y": None}, constants))
+    assert (found.served_by, found.rows) == (ServedBy.KERNELS, CompiledRows.ANY)
+    assert found.sizes["channels"] == 3 * groups
+
+
+@pytest.mark.parametrize("given", [{}, {"head": 6}, {"head": 5}])
+def test_heads_of_earlier_keys_that_queries_fix(tmp_path: Path, given: dict[str, int]) -> None:
+    past: list[int | str] = ["N", 1, "before", "head"]
+    inputs: dict[str, list[int | str]] = {"x": ["N", 1, 6], "past k": past, "past v": past}
+    constants = {"w": np.ones((6, 36), np.float32), "last": np.array([5], np.int32), "all": np.array(6, np.int32)}
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("GroupQueryAttention", ["h", "", "", "past k", "past v", "last", "all"], ["y", "keys", "values"],
+             domain="com.microsoft", num_heads=4, kv_num_heads=1),
+    ]  # fmt: skip
+    model = make_model(nodes, inputs, dict.fromkeys(["y", "keys", "values"], ...), constants, 21,
+                       ir_version=10, domains={"com.microsoft": 1})  # fmt: skip
+    path = tmp_path / "attention.onnx"
+    onnx.save(model, path)
+    found = check_file(path, given)
+    if given == {"head": 5}:
+        assert "'past k' has heads of 5, queries of 6" in found.reason
+    else:
+        assert (found.served_by, found.sizes["head"]) == (ServedBy.KERNELS, 6), found.reason
 
 
 def test_rows_that_influence_each_other(file: Any) -> None:

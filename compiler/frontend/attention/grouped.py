@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
+from gangway.compiler.errors import WrongSizeError
 from gangway.compiler.frontend.attention.operators import HEADS_AND_POSITIONS, refuse, rotate
 from gangway.compiler.frontend.contrib_operators import DOMAIN, optional, require_one_output
 from gangway.compiler.frontend.decompositions import Body, defines
@@ -34,6 +35,10 @@ def group_query_attention(body: Body) -> None:
     if body.graph.opset < _LEAST_OPSET:
         raise body.node.unsupported(f"opset {body.graph.opset}")
     size = width // heads if optional(body, 1) else width // (heads + 2 * shared)
+    for past in filter(None, (optional(body, _PAST), optional(body, _PAST + 1))):
+        if (other := body.type_of(past).shape[3]) != size:
+            why = body.node.unsupported(f"'{past}' has heads of {other}, queries of {size}")
+            raise WrongSizeError(str(why), past, 3, size)
     kept = body.type(_PAST).shape[2] if optional(body, _PAST) else 0
     begin = _begin(body, length) if kept else ""
     queries, keys, values = _parts(body, heads, shared, size)

@@ -436,9 +436,13 @@ def test_embeddings_of_integers(same: Check, bits: int, with_zeros: bool) -> Non
     zeros, scales = [f"z{n}" for n in range(5)], [*factors]
     constants = {**stored, **tables, **factors, "scales": abs(floats(20, 4)), "w": floats(64, 8)}
     constants |= {name: np.array(120, np.uint8) for name in zeros}
+    constants |= {"blocks": stored["table"].reshape(20, 4, -1), "rows": np.array([20, -1])}
     nodes = [
         contrib("GatherBlockQuantized", names, ["a"], bits=bits, block_size=16),
-        helper.make_node("MatMul", ["a", "w"], ["y"]),
+        helper.make_node("Reshape", ["blocks", "rows"], ["shared"]),  # with the last product of a decoder
+        contrib("GatherBlockQuantized", ["shared", *names[1:]], ["c"], bits=bits, block_size=16),
+        helper.make_node("Add", ["a", "c"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["y"]),
         contrib("QEmbedLayerNormalization", ["ids", "kinds", *tables, "mask", *scales, *zeros], ["b", "count"]),
     ]
     feeds = {
