@@ -137,12 +137,16 @@ def nginx_http(way: Way) -> str:
 
 
 def caddy(way: Way) -> str:
-    """Return Caddy's configuration."""
-    secrets = way.secrets
+    """Return Caddy's configuration.
+
+    With certificates of clients it wants SNI and `:authority` to be equal (421 otherwise). Node's client takes the
+    address for `:authority`, and Java's sends no SNI for a name without a dot.
+    """
+    secrets, strict = way.secrets, ""
     if secrets is None:
         site, front, back = f"http://{way.listen}", "", f"reverse_proxy h2c://{way.server}"
     else:
-        site = f"https://localhost:{way.listen.rpartition(':')[2]}"
+        site, strict = f"https://:{way.listen.rpartition(':')[2]}", "\n    strict_sni_host insecure_off"
         front = f"""bind 127.0.0.1
   tls {secrets.certificate} {secrets.key} {{
     client_auth {{
@@ -163,7 +167,7 @@ def caddy(way: Way) -> str:
   admin off
   auto_https off
   servers {{
-    protocols h1 h2 h2c
+    protocols h1 h2 h2c{strict}
   }}
 }}
 {site} {{
