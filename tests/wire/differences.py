@@ -10,11 +10,15 @@ _ANSWERED_FIRST = "a request before what is no HTTP is answered, even if both co
 _MALFORMED = "RFC 9113, 8.1.1: the stream of a malformed request is reset with PROTOCOL_ERROR"
 _NO_REPR = "the path is a text, without Python's mark of bytes"
 _NAMES = "GET /v2/models names the models that are ready, as KServe's servers do"
+_KEPT = "HTTP/1.0 is kept alive if the client wishes so, as by Triton and for ApacheBench"
+_NOTHING = "a body without bytes is not inflated: a session's headers come with requests that have none"
 
 DELIBERATE: Mapping[tuple[str, str, str], str] = {
     ("http", "plain", "paths: GET /v2/models"): _NAMES,
     ("http", "plain", "fuzz: head 2"): _NAMES,
     ("http", "plain", "fuzz: head 44"): _NAMES,
+    ("http", "plain", "connections: HTTP/1.0 kept alive"): _KEPT,
+    ("http", "plain", "bodies: gzip of nothing"): _NOTHING,
     ("http", "plain", "fuzz: head 26"): _ANSWERED_FIRST,
     ("http", "plain", "fuzz: head 47"): _ANSWERED_FIRST,
     ("grpc", "plain", "calls: content type of JSON"): "a request that is none of gRPC's is answered with 415",

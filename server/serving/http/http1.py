@@ -292,7 +292,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             self._offered = without_offer(method, self._url, version, call.headers.items())
             return
         call.method, call.path, call.is_modern = method.decode(), path_of(self._url), version == "1.1"
-        call.keeps_alive = version != "1.0" and method != b"CONNECT" and parser.should_keep_alive()
+        call.keeps_alive = method != b"CONNECT" and parser.should_keep_alive()
         call.length = 0 if self._coding else int(call.headers.get(b"content-length", b"0"))
         if self._current is None and not self._is_full:
             self._current = call
@@ -343,7 +343,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         if call.access is not None and not call.is_streaming:
             call.access.status, call.access.bytes_out = reply.status, reply.size_bytes
         if not (call.is_streaming or self._is_over()):
-            self._write(reply, closes, has_body=call.method != "HEAD")
+            kept = b"" if call.is_modern else b"connection: keep-alive\r\n"  # else a client of HTTP/1.0 expects the end
+            self._write(reply, closes, kept, has_body=call.method != "HEAD")
         self._end(call, closes)
 
     def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
@@ -484,7 +485,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         line, self._told_bytes = _STATUS_LINES[status][self._told_bytes :], 0
         return line
 
-    def _write(self, reply: Reply, closes: bool, has_body: bool = True) -> None:
+    def _write(self, reply: Reply, closes: bool, kept: bytes = b"", has_body: bool = True) -> None:
         size_bytes = reply.size_bytes
         head = b"%bcontent-length: %d\r\n" % (self._status_line(reply.status), size_bytes)
         if reply.parts:
@@ -495,7 +496,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             head += b"content-encoding: %b\r\n" % reply.encoding.encode()
         if reply.allow:
             head += b"allow: %b\r\n" % reply.allow.encode()
-        head += b"connection: close\r\n\r\n" if closes else b"\r\n"
+        head += b"%b\r\n" % (b"connection: close\r\n" if closes else kept)
         if not has_body:
             self.transport.write(head)
         elif size_bytes <= JOIN_BYTES:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, parse_headers
 from typing import Any
 
 import numpy as np
@@ -244,3 +244,39 @@ def test_a_connection_that_is_idle_keeps_nothing_of_its_requests(server: Any, mo
         while time.monotonic() < end_s:
             connection.sendall(LIVE)
             assert replies.next()[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "status"),
+    [
+        ("GET /v2/health/live", b"", 200),
+        ("GET /v2/models/simple", b"", 200),
+        ("POST /v2/models/simple/infer", b"{}", 400),
+        ("POST /v2/health/live", b"", 405),
+        ("GET /nothing", b"", 404),
+    ],
+)
+@pytest.mark.parametrize(
+    ("wish", "is_kept"),
+    [
+        ("", False),
+        ("Connection: keep-alive\r\n", True),
+        ("connection: Keep-Alive\r\n", True),
+        ("Connection: close\r\n", False),
+    ],
+)
+def test_http_1_0_is_kept_alive_as_its_client_wishes(
+    server: Any, line: str, body: bytes, status: int, wish: str, is_kept: bool
+) -> None:
+    """ApacheBench with -k, which counts the answers that say so."""
+    request = f"{line} HTTP/1.0\r\nContent-Length: {len(body)}\r\n{wish}\r\n".encode() + body
+    with connected(server.http_url) as connection, connection.makefile("rb") as answers:
+        for _ in range(3 if is_kept else 1):
+            connection.sendall(request)
+            assert int(answers.readline().split()[1]) == status
+            headers = parse_headers(answers)
+            assert headers["connection"] == ("keep-alive" if is_kept else "close")
+            answers.read(int(headers["content-length"]))
+        if is_kept:
+            connection.sendall(LIVE.replace(b"1.1", b"1.0"))
+        assert answers.read().startswith(b"HTTP/1.1 200") is is_kept
