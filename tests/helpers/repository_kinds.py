@@ -119,8 +119,8 @@ KINDS: Mapping[str, tuple[str, Write]] = {
     "no_sample": (
         CANNOT,
         _with(
-            f'{ONNX} model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: [ 4 ]'
-            ' input_data_file: "absent" } } }'
+            f'{ONNX} model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ data_type: TYPE_FP32'
+            ' dims: [ 4 ] input_data_file: "absent" } } }'
         ),
     ),
     "pipeline_of_none": (CANNOT, _ensemble("tensorrt", "no_config")),

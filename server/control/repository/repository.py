@@ -329,6 +329,7 @@ def _not_polled(name: str, reason: str, code: StatusCode = StatusCode.INVALID_AR
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS = "configs"  # a folder of a model with further configurations, by name
 NO_MODELS = ("lost+found",)  # folders of file systems
+MOST_INSTEAD = 3  # files that lie where a model's file is missing, in a message
 LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
 
 
@@ -482,7 +483,7 @@ def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
         return "" if path.is_file() else f"there is no {path.relative_to(folder)}"
     foreign, found, place = foreign_engine(config), path.is_file(), path.relative_to(folder)
     code = place.with_name(CODE_FILENAME)
-    why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
+    why = f"there is no {place}{_instead(path.parent)}" if not found else f"{place} is no {ONNX_SUFFIX} file"
     if path.is_dir():
         why = f"{place} is a folder without {DEFAULT_MODEL_FILENAME}"
     if foreign and path.with_name(CODE_FILENAME).exists():
@@ -493,6 +494,13 @@ def _missing(config: ModelConfig, path: Path, folder: Path) -> str:
         return f"there is neither {code} nor {place}"
     ours = f"only ONNX ('{PLATFORM}', '{BACKEND}') and Python ('{PYTHON_BACKEND}')"
     return f"{foreign} is not supported, {ours}, and {why}" if foreign else why
+
+
+def _instead(folder: Path) -> str:
+    """Return what lies in a folder that lacks a model's file, for a message: its first files."""
+    names = sorted(item.name for item in folder.iterdir() if item.is_file()) if folder.is_dir() else []
+    more = ", ..." * (len(names) > MOST_INSTEAD)
+    return f", only {', '.join(names[:MOST_INSTEAD])}{more}" if names else ""
 
 
 def _config_of(folder: Path, override: Override | None, name: str) -> ModelConfig:

@@ -51,6 +51,7 @@ from gangway.server.control.supervisor.scheduler import SchedulerControl
 from gangway.server.control.supervisor.shared_memory import SharedMemory, place
 from gangway.server.control.supervisor.workers import WorkerSet
 from gangway.server.descriptors import allow_many_descriptors
+from gangway.server.models.config import qos_of
 from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.system import drop_unwritable
@@ -310,6 +311,9 @@ def print_summary(
         of_any = milliseconds(alone_us(0.0))
         unknown = "; -: shown by the first request" * any(model.isolated is None for model in loaded)
         lines.insert(0, f"alone      latency of a request on an idle server, {of_any} of it for any model{unknown}")
+        # Targets in milliseconds are the owner's; a multiple of a short latency is raised to this.
+        least_us = {model.isolated.busy_cost_us for model in loaded if model.isolated and _has_least_target(model)}
+        lines[1:1] = [f"target     a multiple of that, but at least {milliseconds(each)}" for each in least_us]
     if http_address:
         lines.append(f"HTTP       {http_address}" + ", TLS" * bool(options.http.tls))
         if options.http.page:
@@ -364,6 +368,12 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
         version = "-" if entry.is_whole else str(entry.version)
         table.add_row(entry.name, version, "", "", "", f"not ready: {entry.reason}")
     return table
+
+
+def _has_least_target(model: LoadedModel) -> bool:
+    """Whether the latency target is a multiple of so short a latency that the least target counts."""
+    isolated, multiple = model.isolated, qos_of(config_of(model.ready)).multiple
+    return isolated is not None and multiple is not None and multiple * isolated.latency_us < isolated.busy_cost_us
 
 
 def _target(terms: Terms) -> str:

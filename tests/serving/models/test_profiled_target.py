@@ -48,6 +48,7 @@ def test_server_perf_and_capacity_have_the_target_of_the_profile(compiled_zoo: C
         inputs = inputs_of(example.inputs)
         answer = served.client.infer("mlp", inputs, parameters={"gangway_stats": True}).get_response()
         assert answer.parameters["target_us"].int64_param == TARGET_US
+        assert "a multiple of that, but" not in served.server.log.read_text(), "no target is raised"
         result, flags = tmp_path / "result.json", ("--rate=50", "--queries=5", "--warmup=0", "--isolated=mlp=5")
         assert perf([served.server.url, "--mix=mlp=1", "--qos=config", *flags, f"--json={result}"]) == 0
     assert json.loads(result.read_text())["models"][0]["targets_us"] == {"qos": TARGET_US}

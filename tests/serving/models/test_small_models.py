@@ -100,3 +100,4 @@ def test_perf_and_server_mean_the_same(served: Served, tmp_path: Path, capsys: p
     config = served.client.get_model_config("small", as_json=True)["config"]
     least_ms = float(config["parameters"]["gangway_least_target_ms"]["string_value"])
     assert target_ms == pytest.approx(max(3 * alone_ms, least_ms), rel=0.02)
+    assert f"target     a multiple of that, but at least {least_ms:.2f} ms" in served.server.log.read_text()

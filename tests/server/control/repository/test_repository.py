@@ -73,7 +73,7 @@ def test_version_policy(tmp_path: Path, policy: str, expected: list[int]) -> Non
 
 def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
     folder = add_model(tmp_path, "m", 'default_model_filename: "net.onnx"')
-    assert only_reason(tmp_path) == "there is no 1/net.onnx"
+    assert only_reason(tmp_path) == "there is no 1/net.onnx, only model.onnx"
     (folder / "1" / "net.onnx").write_bytes(b"")
     entry = only_entry(tmp_path)
     assert isinstance(entry, ModelVersion)
@@ -218,6 +218,8 @@ def test_an_onnx_file_is_served_whatever_is_named(
         ("", ("model.py", "model.onnx"), "model.onnx"),
         ('backend: "python"', (), "there is neither 1/model.py nor 1/model.onnx"),
         ('backend: "python" default_model_filename: "other.py"', ("model.py",), "there is no 1/other.py"),
+        ("", ("model.pt",), "there is no 1/model.onnx, only model.pt"),
+        ("", tuple("abcd"), "there is no 1/model.onnx, only a, b, c, ..."),
     ],
 )
 def test_which_file_is_a_python_model(tmp_path: Path, config: str, files: tuple[str, ...], served: str) -> None:
