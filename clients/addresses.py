@@ -6,6 +6,7 @@ from typing import Final
 
 USUAL_HTTP_PORT: Final = 8000
 USUAL_GRPC_PORT: Final = 8001
+GRPC_SCHEMES: Final = ("unix:", "dns:", "ipv4:", "ipv6:")
 
 
 def http_address(text: str) -> tuple[str, int]:
@@ -13,9 +14,28 @@ def http_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(USUAL_HTTP_PORT)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16) or "/" in host or not host:
+    if not _is_port(port) or "/" in host or not host:
         raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)
+
+
+def grpc_address(text: str) -> str:
+    """Read HOST or HOST:PORT of a server's gRPC; return it with a port. Names of gRPC's, as unix:PATH, stay.
+
+    Raises argparse.ArgumentTypeError.
+    """
+    if text.startswith(GRPC_SCHEMES):
+        return text
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(USUAL_GRPC_PORT)
+    if not _is_port(port) or "/" in host or not host:
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
+    return f"{host}:{port}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
 
 
 def host_and_port(url: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from gangway.artifact.snippets import NONE, SEQUENCE, curl_snippet, python_snipp
 from gangway.base.command_line import CommandParser
 from gangway.base.console import Console, Table
 from gangway.base.numbers import count
-from gangway.clients.addresses import USUAL_HTTP_PORT, grpc_url
+from gangway.clients.addresses import USUAL_HTTP_PORT, grpc_address, grpc_url, http_port
 from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, RefusedError
 from gangway.clients.inputs import (
@@ -102,7 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument("--model-version", default="", metavar="V", help="version (default: the server's choice)")
-    parser.add_argument("--url", default=grpc_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
+    parser.add_argument("--url", type=grpc_address, default=grpc_url(), metavar="HOST:PORT",
+        help="server (default: %(default)s)")  # fmt: skip
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--input",
@@ -203,7 +204,7 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
     inputs, _ = with_chosen_sizes(shaped(declared, dict(arguments.shape), dimensions), dimensions)
     examples = [concrete(each, arguments.batch) for each in inputs]
     secure = arguments.ssl
-    url = f"http{'s' * secure}://{arguments.url.rpartition(':')[0]}:{USUAL_HTTP_PORT}"
+    url = f"http{'s' * secure}://{arguments.url.rpartition(':')[0]}:{http_port()}"
     config = connection.model_config(model, version).config
     raw_only = next((each.datatype for each in (*declared, *outputs) if each.datatype in RAW_ONLY), "")
     if raw_only and (arguments.snippet == CURL or config.model_transaction_policy.decoupled):
@@ -218,7 +219,7 @@ def print_snippets(connection: ServerConnection, arguments: argparse.Namespace) 
     if not chosen:
         raise ClientError(f"{arguments.snippet}: the values of this model are too many for a snippet")
     print(chosen)
-    if arguments.snippet == CURL:
+    if arguments.snippet == CURL and http_port() == USUAL_HTTP_PORT:
         print(f"gangway client: HTTP is taken to be on port {USUAL_HTTP_PORT}; GANGWAY_HTTP_PORT names another",
               file=sys.stderr)  # fmt: skip
 

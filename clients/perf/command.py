@@ -11,7 +11,7 @@ from gangway.base.command_line import CommandParser
 from gangway.base.console import Console
 from gangway.base.html_page import write_html
 from gangway.base.numbers import count, number, positive, share
-from gangway.clients.addresses import grpc_url
+from gangway.clients.addresses import grpc_address, grpc_url
 from gangway.clients.connection import ServerConnection
 from gangway.clients.errors import ClientError, InputError, UnreachableError
 from gangway.clients.inputs import shape_argument
@@ -232,8 +232,11 @@ COMMON = (
 
 def _parser() -> argparse.ArgumentParser:
     result = CommandParser("gangway perf", description=DESCRIPTION, epilog=EPILOG, common=COMMON)
-    result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
-    result.add_argument("-u", "--url", default=grpc_url(), metavar="HOST:PORT", help="server (default: %(default)s)")
+    result.add_argument(
+        "target", type=grpc_address, nargs="?", metavar="HOST:PORT", help="server, another way to say --url"
+    )
+    result.add_argument("-u", "--url", type=grpc_address, default=grpc_url(), metavar="HOST:PORT",
+        help="server (default: %(default)s)")  # fmt: skip
     result.add_argument(
         "--client",
         choices=tuple(CLIENTS),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gangway.clients import command, top
+from gangway.clients.addresses import grpc_address
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.clients.errors import UnreachableError
 from gangway.clients.open_loop import CLIENTS, run_open_loop
@@ -121,6 +122,31 @@ def test_the_servers_variables_say_the_port(
         monkeypatch.setenv(variable, str(port))
     assert main(["m"] if main is command.main else []) == UnreachableError.exit_status
     assert f":{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [command.main, perf.main, top.main])
+@pytest.mark.parametrize("url", ["localhost:99999", "localhost:0", "localhost:http", ":8001", "http://localhost:8001"])
+def test_what_is_no_address_is_an_error_of_usage(
+    capsys: pytest.CaptureFixture[str], main: Callable[[Sequence[str]], int], url: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*(["m"] if main is command.main else []), "--url", url])
+    assert ended.value.code == 2
+    assert f"expected HOST or HOST:PORT, got {url!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost", "localhost:8001"),
+        ("10.0.0.7:9000", "10.0.0.7:9000"),
+        ("[::1]", "[::1]:8001"),
+        ("[::1]:9000", "[::1]:9000"),
+        ("unix:/run/gangway.sock", "unix:/run/gangway.sock"),
+    ],
+)
+def test_the_port_of_grpc_may_be_left_out(text: str, address: str) -> None:
+    assert grpc_address(text) == address
 
 
 @pytest.mark.parametrize(
