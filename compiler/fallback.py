@@ -293,8 +293,8 @@ def require_servable(path: Path) -> None:
     """
 
     def opened(parts: Iterable[bytes] | None) -> None:
+        parts = _readable(path) if parts is None else parts
         try:
-            parts = _readable(path) if parts is None else parts
             session = open_session(path) if parts is None else open_session(b"".join(parts), beside=path.parent)
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise UnsupportedModelError(f"onnxruntime refuses it: {reason_of(error)}") from error
@@ -315,6 +315,7 @@ def make_readable_copy(writer: OnnxArtifactWriter) -> None:
 def _readable(path: Path) -> Iterable[bytes] | None:
     """Return the parts of a file as onnxruntime is to have it; None: as it is. Raises ModelError, OSError."""
     model, _ = parse(path)
+    _check_ranks(model)
     has_zip_maps = bool(classes_of_zip_maps(model))
     drop_zip_maps(model)
     return with_weights(model, path) if make_readable(model) or has_zip_maps else None
@@ -497,6 +498,18 @@ def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int], texts: Texts) -> An
     if datatype != "BYTES":
         return np.zeros(shape, STORAGE[datatype])
     return np.array(trial_texts(texts, math.prod(shape)), object).reshape(shape)
+
+
+def _check_ranks(model: Any) -> None:
+    """Raise UnsupportedModelError for an input without a shape: to onnxruntime it is one of no dimensions."""
+    initial = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        if value.type.HasField("tensor_type") and not kind.HasField("shape") and value.name not in initial:
+            raise UnsupportedModelError(
+                f"input '{value.name}' has no shape in the file; a request needs the number of its dimensions, of which"
+                " each may be symbolic"
+            )
 
 
 def check_tensors(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

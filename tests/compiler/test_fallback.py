@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.reader import verify
+from gangway.compiler.check.file_check import check_file
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.importer import dimension_name
@@ -212,6 +213,19 @@ def test_a_wrongly_declared_output_does_not_matter(
     path = graph.save(tmp_path / "model.onnx")
     assert compile_file(path).manifest.engine is Engine.ONNXRUNTIME
     assert compile_file(path, dimensions={"S": 5}).manifest.outputs[0].shape == (2, 5, 4)
+
+
+@pytest.mark.parametrize("look", ["compile", "check"])
+def test_an_input_of_unknown_rank_is_refused(tmp_path: Path, compile_file: Callable[..., Any], look: str) -> None:
+    """onnxruntime names no dimensions then, as of a scalar, so the model would be ready and refuse all requests."""
+    nodes = [node("Add", ["x", "scalar"], ["y"])]
+    path = save_model(tmp_path / "model.onnx", nodes, {"x": (TensorProto.FLOAT, None), "scalar": []}, {"y": None})
+    why = "input 'x' has no shape in the file"
+    if look == "check":
+        assert why in check_file(path).reason
+        return
+    with pytest.raises(UnsupportedModelError, match=why):
+        compile_file(path)
 
 
 def test_an_output_of_unknown_rank_is_no_fault(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
