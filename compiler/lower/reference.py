@@ -50,8 +50,10 @@ def working_apart(
     process that waits for a core is not idle: how busy the machine is decides nothing.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs, work, os.getpid(), is_limited))
-    process.start()
+    arguments = (theirs, work, os.getpid(), is_limited)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=arguments)
+    with _no_collection():
+        process.start()
     theirs.close()
 
     def result() -> Result:
@@ -72,6 +74,18 @@ def working_apart(
         process.kill()
         process.join()
         ours.close()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage while the block lasts, nor in a process that it forks, until that enables it."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _ends(pipe: Any, pid: int, wall_s: float) -> bool:
@@ -113,6 +127,7 @@ def _answer(pipe: Any, work: Callable[[], object], parent: int, is_limited: bool
         return
     # Garbage of the parent stays garbage here: the end of a session waits for threads that no fork has.
     gc.freeze()
+    gc.enable()
     if is_limited:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     try:
