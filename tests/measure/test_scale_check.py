@@ -30,6 +30,7 @@ def checked(zoo: CompiledZoo, folder: Path, *options: str) -> tuple[dict[str, An
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_each_part_has_plausible_figures(
     compiled_zoo: CompiledZoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_pairs_of_nodes_are_measured() -> None:
     """The two nodes are the same core here, so their memory is as near."""
     with small_cache():

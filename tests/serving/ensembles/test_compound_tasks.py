@@ -210,7 +210,7 @@ def test_many_clients_take_turns(served: Served) -> None:
 @pytest.mark.parametrize("options", [{"priority": 1}, {"timeout": URGENT_US}], ids=["class", "target"])
 def test_an_urgent_request_is_served_before_what_runs(served: Served, options: dict[str, int]) -> None:
     """While two clients ask for the ensemble again and again."""
-    answered, asked, both, urgent = threading.Event(), [0, 0], [], []
+    answered, asked, both, overtakes = threading.Event(), [0, 0], [], []
 
     def ask_on(client: int) -> None:
         while not answered.is_set():
@@ -223,13 +223,15 @@ def test_an_urgent_request_is_served_before_what_runs(served: Served, options: d
             thread.start()
         until(lambda: served.server.busy_slots(running=True) >= 1)
         for _ in range(10):
-            urgent.append(client.infer("small", given(size=SMALL), parameters={"gangway_stats": True}, **options))
+            ended = sum(asked)
+            client.infer("small", given(size=SMALL), client_timeout=TIMEOUT_S, **options)
+            overtakes.append(sum(asked) == ended)
         answered.set()
         for thread in clients:
             thread.join(TIMEOUT_S)
         served.tasks[0] += sum(asked)
     served.assert_right(both[-1])
-    assert all(answer.get_response().parameters["queue_us"].int64_param < URGENT_US for answer in urgent)
+    assert sum(overtakes) > len(overtakes) / 2, "otherwise each waits until an ensemble has ended"
     assert grown.get("target_at_risk", 0) >= 1
 
 

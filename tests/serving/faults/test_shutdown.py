@@ -86,6 +86,7 @@ def test_a_server_that_leaves_says_so_and_still_serves(repository, compiled_zoo)
         assert server.process.wait(TIMEOUT_SECONDS) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("far", [False, True])
 def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
     """At the very beginning, and when TVM is at work."""
