@@ -15,7 +15,6 @@ import pytest
 from gangway.compiler.errors import EndedApartError, UnsupportedModelError
 from gangway.compiler.lower.reference import run_apart, working_apart
 
-
 FEW = 20_000
 
 

@@ -39,6 +39,8 @@ LAST = f"{CHANNELS},1,1"
 STEPS = [("deep", "x=x", "y=one"), ("wide", "x=x", "y=two")]
 BOTH = config_of(f"x:FP32:{TENSOR}", f"one:FP32:{LAST} two:FP32:{LAST}", STEPS)
 URGENT_US = 30_000
+MOMENTS = {"member_missing", "cores_busy"}  # of a busy machine, which makes some tasks ordinary requests
+FEW = 5
 
 
 def write_model(repository: Path, name: str, depth: int) -> None:
@@ -83,11 +85,26 @@ class Served(Scraped):
         until(lambda: self.server.busy_slots(running=True) >= 1)
         return pending
 
+    def await_schedule(self, before: float) -> None:
+        """Ask until more tasks have run by their schedule."""
+
+        def by_schedule() -> bool:
+            self.assert_right(self.ask("both"))
+            return self.counts()["by_schedule"] > before
+
+        until(by_schedule)
+
     def assert_right(self, answer: triton.InferResult, rows: int = 1) -> None:
         for model, output in (("deep", "one"), ("wide", "two")):
             path = self.repository / model / "1" / "model.onnx"
             (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": image(rows)})
             np.testing.assert_allclose(answer.as_numpy(output), expected, rtol=1e-3, atol=1e-5)
+
+
+def assert_by_schedule(grown: dict[str, float], tasks: int, *others: str) -> None:
+    """So many tasks have run by their schedule, but for those that came at a moment when the machine was busy."""
+    assert sum(grown.values()) == tasks
+    assert grown["by_schedule"] > 0 and grown.keys() <= {"by_schedule", *MOMENTS, *others}
 
 
 class Pending:
@@ -169,10 +186,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_answers_are_those_of_the_models(served: Served) -> None:
-    with served.counted(5) as grown:
-        for _ in range(5):
+    with served.counted(FEW) as grown:
+        for _ in range(FEW):
             answer = served.ask("both")
-    assert grown == {"by_schedule": 5}
+    assert_by_schedule(grown, FEW)
     served.assert_right(answer)
     for model, output in (("deep", "one"), ("wide", "two")):
         np.testing.assert_array_equal(answer.as_numpy(output), served.ask(model).as_numpy("y"))
@@ -188,13 +205,14 @@ def test_the_log_says_what_is_used_and_what_is_not(served: Served) -> None:
 
 
 def test_what_is_no_whole_compound_task_runs_as_before(served: Served) -> None:
-    with served.counted(1) as grown:
+    with served.counted(FEW) as grown:
         served.assert_right(served.ask("both", rows=2), rows=2)
         assert served.ask("both", outputs=("two",)).as_numpy("one") is None
         for model in ("other_cores", "damaged"):
             assert served.ask(model).as_numpy("one") is not None
-        served.ask("both")
-    assert grown == {"by_schedule": 1}
+        for _ in range(FEW):
+            served.ask("both")
+    assert_by_schedule(grown, FEW)
 
 
 def test_many_clients_take_turns(served: Served) -> None:
@@ -204,7 +222,7 @@ def test_many_clients_take_turns(served: Served) -> None:
             served.client.async_infer("both", given(), each.answered)
         for each in pending:
             served.assert_right(each.wait())
-    assert grown == {"by_schedule": 12}
+    assert_by_schedule(grown, 12)
 
 
 @pytest.mark.parametrize("options", [{"priority": 1}, {"timeout": URGENT_US}], ids=["class", "target"])
@@ -236,34 +254,30 @@ def test_an_urgent_request_is_served_before_what_runs(served: Served, options: d
 
 
 def test_a_client_that_has_gone_leaves_nothing(served: Served) -> None:
-    with served.counted(2) as grown:
+    with served.counted(1 + FEW) as grown:
         pending = served.begin()
         pending.call.cancel()
         pending.wait()
         until(lambda: not served.server.busy_slots())
-        served.assert_right(served.ask("both"))
-    assert grown == {"by_schedule": 1, "member_lost": 1}
+        for _ in range(FEW):
+            served.assert_right(served.ask("both"))
+    assert_by_schedule(grown, 1 + FEW, "member_lost")
 
 
 def test_an_ensemble_that_is_loaded_again_looks_again(served: Served) -> None:
     served.client.unload_model("both")
     served.client.load_model("both")
-    with served.counted(1) as grown:
-        served.assert_right(served.ask("both"))
-    assert grown == {"by_schedule": 1}
+    with served.counted(FEW) as grown:
+        for _ in range(FEW):
+            served.assert_right(served.ask("both"))
+    assert_by_schedule(grown, FEW)
 
 
 def test_a_killed_worker(served: Served) -> None:
     pending = served.begin()
     os.kill(served.server.pids()["worker"][0], signal.SIGKILL)
     served.assert_right(pending.wait())
-    before = served.counts()["by_schedule"]
-
-    def by_schedule_again() -> bool:
-        served.assert_right(served.ask("both"))
-        return served.counts()["by_schedule"] > before + 1
-
-    until(by_schedule_again)
+    served.await_schedule(served.counts()["by_schedule"] + 1)
 
 
 def test_a_killed_scheduler_learns_the_schedules_again(served: Served) -> None:
@@ -272,5 +286,4 @@ def test_a_killed_scheduler_learns_the_schedules_again(served: Served) -> None:
     os.kill(scheduler, signal.SIGKILL)
     served.assert_right(pending.wait())
     until(lambda: served.counts()["by_schedule"] == 0)  # it counts from its start
-    served.assert_right(served.ask("both"))
-    until(lambda: served.counts()["by_schedule"] == 1)
+    served.await_schedule(0)
