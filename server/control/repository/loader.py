@@ -448,10 +448,11 @@ class ModelLoader:
         self._pairs.set_target(ready)
         if qos.multiple is not None:
             _log.info(
-                "%s: its latency target is %.3f ms from now on, %gx: a row computes for %.3f ms alone by its %s",
+                "%s: its latency target is %.3f ms from now on, %gx: a row%s computes for %.3f ms alone by its %s",
                 model.entry.title,
                 (ready.qos_us or 0.0) / 1e3,
                 qos.multiple,
+                " of a size that is not compiled" if model.variants is not None else "",
                 row_us / 1e3,
                 source,
             )

@@ -136,7 +136,8 @@ def test_a_multiple_counts_from_the_first_answer_where_no_trial_succeeds(served:
     until(lambda: all(served.infer(name, x=x)[1]["target_us"] for name in ("quotient", "step")))
     since = served.parameter("quotient", "gangway_target_since")
     assert re.fullmatch(r"[\d-]+T[\d:]+\+00:00", since)
-    assert len(served.lines(r"INFO .*quotient, version 1: its latency target is [\d.]+ ms from now on")) == 1
+    told = r"INFO .*quotient, version 1: its latency target is [\d.]+ ms from now on, "
+    assert len(served.lines(told + r"\S+x: a row of a size that is not compiled computes for ")) == 1
     assert not served.lines(r"(?:WARNING|ERROR) .*(?:quotient|step).*"), "a trial that fails is no fault"
     (statistics,) = served.client.get_inference_statistics("step").model_stats
     assert statistics.inference_stats.success.count >= 2, "the ensemble has not been made again"
