@@ -185,7 +185,7 @@ def kind_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value, for messages: it may be large, and nested deeper than Python can print."""
+    """Return the beginning of a value as JSON has it, for messages: it may be large, and nested too deep to print."""
     if isinstance(value, list):
         items = [_scalar(item) for item in value[:_SHOWN_ITEMS]]
         return f"[{', '.join(items)}{', ...' if len(value) > _SHOWN_ITEMS else ''}]"
@@ -193,7 +193,9 @@ def shown(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return kind_of(value) if isinstance(value, list | dict | NumberText) else str(value)[:_SHOWN_CHARACTERS]
+    if isinstance(value, list | dict | NumberText):
+        return kind_of(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)[:_SHOWN_CHARACTERS]
 
 
 def set_parameters(target: Any, content: Any, where: str) -> None:

@@ -31,7 +31,7 @@ SUMS = {
         ("/v2/systemsharedmemory/region/r/register", {"byte_size": 1}, "region 'r': expected a string as 'key'"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "k", "byte_size": -1}, "a number from 0 as 'byte_size'"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "k", "byte_size": 2**64}, "a number from 0"),
-        ("/v2/systemsharedmemory/region/r/register", {"key": "k"}, "a number from 0 as 'byte_size', got None"),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "k"}, "a number from 0 as 'byte_size', got null"),
         ("/v2/cudasharedmemory/region/r/register", {"raw_handle": "x"}, "expected an object as 'raw_handle'"),
         ("/v2/trace/setting", {"trace_rate": {}}, "trace setting 'trace_rate': expected strings"),
         ("/v2/logging", {"log_verbose_level": -1}, "log setting 'log_verbose_level': expected a string"),

@@ -44,7 +44,11 @@ CASES: dict[str, tuple[Change, int, str]] = {
     "inputs that are no array": (setting("inputs", to={}), 400, "expected an array as 'inputs', got an object"),
     "an input that is no object": (setting("inputs", 0, to=5), 400, "expected an object as input, got a number"),
     "half a character": (first(name="\ud800"), 400, "the string is not UTF-8"),
-    "a shape of booleans": (first(shape=[True, 16]), 400, f"{INPUT}: expected an array of numbers as 'shape'"),
+    "a shape of booleans": (
+        first(shape=[True, 16]),
+        400,
+        f"{INPUT}: expected an array of numbers as 'shape', got [true, 16]",
+    ),
     "no shape": (
         lambda request: request["inputs"][0].pop("shape"),
         400,
@@ -58,7 +62,7 @@ CASES: dict[str, tuple[Change, int, str]] = {
     "data that is no array": (first(data=1), 400, f"{INPUT}: expected an array as 'data', got a number"),
     "ragged data": (first(data=[[1] * 8, 1]), 400, f"{INPUT}: arrays and elements are mixed"),
     "deep data": (first(data=json.loads("[" * 40 + "]" * 40)), 400, f"{INPUT}: the arrays are nested deeper than"),
-    "null": (first(data=[None] * 16), 400, f"{INPUT}: null (None) is no element of INT32"),
+    "null": (first(data=[None] * 16), 400, f"{INPUT}: null (null) is no element of INT32"),
     "far out of range": (first(data=[10**30] * 16), 400, f"{INPUT}: "),
     "binary data that is not there": (
         lambda request: (request["inputs"][0].pop("data"), first(parameters={"binary_data_size": 64})(request)),
