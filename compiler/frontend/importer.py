@@ -29,7 +29,13 @@ from gangway.compiler.frontend.ml_operators import classes_of_zip_maps, drop_zip
 from gangway.compiler.frontend.onnx_file import Stretch
 from gangway.compiler.frontend.other_domains import define_operators
 from gangway.compiler.frontend.sequences import replace_sequences
-from gangway.compiler.frontend.shape_inference import dtype_name, infer_shapes, value_proto
+from gangway.compiler.frontend.shape_inference import (
+    copy_types_of_inputs,
+    dtype_name,
+    forget_declared,
+    infer_shapes,
+    value_proto,
+)
 from gangway.compiler.frontend.subgraphs import captured_tensors, graphs_of
 from gangway.compiler.kernels.specs import Array
 from gangway.compiler.locales import state_locales
@@ -257,12 +263,11 @@ def _infer(model: Any) -> Any:
 
     Wrongly declared shapes of outputs are no reason to refuse it: onnxruntime computes it, with a warning.
     """
+    copy_types_of_inputs(model)
     try:
         return infer_shapes(model)
     except shape_inference.InferenceError:
-        pass
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        forget_declared(model)
     return infer_shapes(model)
 
 
@@ -290,8 +295,7 @@ def _many_rows(model: Any, constants: Container[str]) -> Any:
     for value in wide.graph.input:
         if value.name not in constants:
             value.type.tensor_type.shape.dim[0].dim_value = WIDE_BATCH
-    for value in wide.graph.output:
-        value.type.tensor_type.ClearField("shape")
+    forget_declared(wide)
     return wide
 
 

@@ -277,6 +277,23 @@ def _with_types(model: Any, inferred: Any, folded: dict[str, Array]) -> Any:
     return result
 
 
+def forget_declared(model: Any) -> None:
+    """Leave the shapes of outputs to inference; nothing infers those of inputs and weights."""
+    given = {each.name for each in (*model.graph.input, *model.graph.initializer)}
+    for value in model.graph.output:
+        if value.name not in given:
+            value.type.tensor_type.ClearField("shape")
+    copy_types_of_inputs(model)
+
+
+def copy_types_of_inputs(model: Any) -> None:
+    """Give outputs that are inputs the types of these, which onnx would read from the outputs."""
+    inputs = {value.name: value.type for value in model.graph.input}
+    for value in model.graph.output:
+        if value.name in inputs:
+            value.type.CopyFrom(inputs[value.name])
+
+
 def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:
     """Return the outputs of a node whose inputs are all constant. Raises ModelError if it cannot be computed."""
     if node.operator == "MatMul" and not all(constants[name].size for name in node.inputs):

@@ -345,3 +345,25 @@ def test_random_models(network: Any, tmp_path: Path, seed: int) -> None:
     else:
         assert isinstance(why, UnsupportedModelError)
         assert "rows of the batch" in str(why) or "batch of 7 is impossible" in str(why)
+
+
+@pytest.mark.parametrize("outputs", [("y", "x"), ("x", "y"), ("x",)])
+@pytest.mark.parametrize("declared", [None, ["N", 6], ["other", 6], ["N", 7]])
+def test_an_input_may_be_an_output(
+    network: Any, compile_file: Any, load_artifact: Any, tmp_path: Path, outputs: tuple[str, ...], declared: Any
+) -> None:
+    """What is declared of the output, even wrongly, is no reason to look at one number of rows only."""
+    shapes = {"x": declared, "y": ["N", 5]}
+    model = network(
+        [node("MatMul", ["x", "w"], ["y"])],
+        {"x": ["N", 6]},
+        {name: shapes[name] for name in outputs},
+        {"w": numbers(6, 5)},
+    )
+    compiled = compile_file(model.save(tmp_path / "model.onnx"))
+    assert compiled.manifest.batched
+    assert not compiled.manifest.fallback_reason
+    x = numbers(1, 6)
+    answers = load_artifact(compiled.folder)({"x": x})
+    np.testing.assert_array_equal(answers["x"], x)
+    assert answers.keys() == {*outputs}
