@@ -50,7 +50,7 @@ def add_dimension(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
     def dimension(text: str) -> tuple[str, int]:
         name, _, size = text.rpartition("=")
         if not name or not size.isascii() or not size.removeprefix("-").isdigit():  # a value may be negative
-            raise ValueError(text)
+            raise argparse.ArgumentTypeError(f"expected NAME=SIZE, as length=128, got {text!r}")
         return name, int(size)
 
     what = (

@@ -227,6 +227,14 @@ class Manifest:
         return tuple(layer for layer in self.layers if layer.onnx_file)
 
     @property
+    def open_symbols(self) -> tuple[str, ...]:
+        """The names of dimensions of inputs, sorted, of which each size is compiled for itself."""
+        sized = [
+            list(zip(each.symbols, each.shape, strict=True))[self.batched :] for each in self.inputs if each.symbols
+        ]
+        return tuple(sorted({symbol for pairs in sized for symbol, size in pairs if symbol and size == -1}))
+
+    @property
     def is_whole(self) -> bool:
         """Whether it is one task, of which only who executes it knows more."""
         return self.engine is not Engine.NATIVE

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.progress import MofNCompleteColumn
@@ -87,10 +87,17 @@ def _show(compiled: CompileResult, seconds: float, console: Console) -> None:
     )
 
 
+def _sizes_to_give(manifest: Manifest) -> Iterator[str]:
+    if manifest.open_symbols:
+        given = " ".join(f"--dimension {symbol}=SIZE" for symbol in manifest.open_symbols)
+        yield f"of one size: {given}; a server compiles those that requests have"
+
+
 def _show_reason(manifest: Manifest, console: Console) -> None:
     console.print(
         f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, served whole by onnxruntime",
         f"not compiled: {manifest.fallback_reason}",
+        *_sizes_to_give(manifest),
         sep="\n",
         highlight=False,
         soft_wrap=True,

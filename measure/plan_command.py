@@ -66,7 +66,9 @@ def _profile(manifest: Manifest, cache_dir: Path, argument: str) -> Profile:
     """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
     if manifest.engine is Engine.ONNXRUNTIME:
         reason = f"onnxruntime serves it whole: {manifest.fallback_reason}"
-        raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}")
+        given = " ".join(f"--dimension {symbol}=SIZE" for symbol in manifest.open_symbols)
+        remedy = f"; of one size: {given}" if given else ""
+        raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}{remedy}")
     machine = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
     path = profile_path(cache_dir, manifest.key, machine)
     if not path.is_file():

@@ -1,6 +1,6 @@
 """What is left to onnxruntime, what is refused even so, and what is told about it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from gangway.compiler.check.file_check import check_file
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.importer import dimension_name
+from gangway.measure.plan_command import main as plan_command
 from tests.helpers.onnx_models import save_model
 from tests.helpers.onnx_networks import FOREIGN, Foreign
 
@@ -323,6 +324,23 @@ def test_the_commands_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert words in text
     assert compile_command(arguments) == 0
     assert "found in the cache" in (text := capsys.readouterr().out) and "not compiled: " in text
+
+
+@pytest.mark.parametrize("command", [compile_command, plan_command])
+def test_commands_say_how_to_give_open_sizes(
+    network: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: Callable[[Sequence[str]], int]
+) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], {"x": ["N", "length", 4, "x.3"]}, {"y": ["N", "length", 4, "x.3"]})
+    path, cache = graph.save(tmp_path / "model.onnx"), f"--cache-dir={tmp_path / 'cache'}"
+    command([str(path), cache])
+    said = capsys.readouterr()
+    assert "of one size: --dimension length=SIZE --dimension x.3=SIZE" in said.out + said.err
+    assert command([str(path), cache, "--dimension", "length=3", "--dimension", "x.3=5"]) == (command is plan_command)
+    said = capsys.readouterr()
+    assert "of one size" not in said.out + said.err
+    with pytest.raises(SystemExit) as ended:
+        command([str(path), cache, "--dimension", "length"])
+    assert (ended.value.code, "expected NAME=SIZE, as length=128, got 'length'" in capsys.readouterr().err) == (2, True)
 
 
 def test_a_truncated_file_is_no_model(tmp_path: Path, compile_file: Callable[[Path], Any]) -> None:
