@@ -33,6 +33,7 @@ from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.control.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.control.supervisor.workers import CRASHES
 from gangway.server.requests.data_plane import DataPlane, RequestLayout, Scheduling, Submission
+from testing.waiting import until
 from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0
@@ -164,6 +165,11 @@ class Server:
         with self.request() as last:
             last.cancel()
             assert self.outcome(last).status in (SlotStatus.CANCELLED, SlotStatus.OK)
+
+    def await_quiet(self) -> None:
+        """Wait until no worker is in a gang, or has been told to be."""
+        control = self.memory.control
+        until(lambda: all(control.quiet(rank) for rank in range(control.layout.workers)))
 
     def kill_worker(self, index: int) -> None:
         self.workers[index].kill()

@@ -308,6 +308,7 @@ def test_of_more_than_that_the_policy_makes_batches(host):
     assert any(len(snapshot.waiting) > 1 for snapshot in host.script.seen)
 
 
+@pytest.mark.alone  # nothing else may keep it from a core
 def test_it_gets_on_with_all_else_while_gangs_end_one_after_the_other(host):
     """The supervisor takes a scheduler that does not for one that hangs."""
     heartbeats, oldest_ns, limit_ns = host.memory.control.heartbeats, 0, 6 * 10**8

@@ -134,16 +134,18 @@ def test_a_gang_is_seen_on_its_cores(server: LiveServer) -> None:
         states(server) as following,
     ):
         next(following)
+        begin_s = time.monotonic()
         answer = pool.submit(client.infer, "slow", [tensor])
-        seen = [next(following) for _ in range(3)]
+        seen = [next(state for state in following if any(core["gang"] for core in state["cores"]))]
+        most_ms = (time.monotonic() - begin_s) * 1e3
+        seen += [next(following) for _ in range(2)]
         answer.result(TIMEOUT_S)
     gangs = [core["gang"] for core in seen[0]["cores"] if core["gang"]]
-    assert gangs
     for gang in gangs:
         assert (gang["model"], gang["version"]) == ("slow", 1)
         assert gang["cores"] == len(gangs)
         assert gang["requests"] == 1
-        assert 0 < gang["since_ms"] < 2000
+        assert 0 < gang["since_ms"] < most_ms
     place = [model["name"] for model in seen[0]["models"]].index("slow")
     for state in seen:
         timeline = state["timeline"]
