@@ -28,9 +28,7 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     "serve": Command("gangway.server.serve_command", "serve models over gRPC and HTTP"),
     "capacity": Command("gangway.simulator.capacity", "say how many cores a load takes, and what load cores carry"),
-    "check": Command(
-        "gangway.server.check.command", "say which models of a Triton repository move, and what to change"
-    ),
+    "check": Command("gangway.server.check.command", "say what computes ONNX files, and which models move from Triton"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
     "quantize": Command("gangway.compiler.quantize_command", "make an int8 model of a float32 one"),
     "profile": Command("gangway.measure.profile_command", "measure a model's layers on this machine"),
