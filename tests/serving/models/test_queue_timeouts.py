@@ -47,6 +47,8 @@ SLEEPS = """
             while time.thread_time() < end:
                 pass
             time.sleep(max(seconds, 0))
+            if seconds < 0:
+                open("BEGUN", "w").close()
             while seconds < 0 and os.path.exists("HOLD"):
                 time.sleep(0.005)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
@@ -82,6 +84,7 @@ class Served:
     server: LiveServer
     client: triton.InferenceServerClient
     hold: Path  # while there is such a file, Python models compute what takes until it is told
+    begun: Path  # which they write when they begin with that
 
     def infer(self, name: str, seconds: float, **more: Any) -> Any:
         return self.client.infer(name, inputs(name, seconds), client_timeout=TIMEOUT_S, **more)
@@ -108,9 +111,11 @@ class Served:
                 stack.enter_context(stopped_workers(self.server))
             self.hold.touch()
             stack.callback(self.hold.unlink)
+            self.begun.unlink(missing_ok=True)
             answer = self.send(name, 0 if name.startswith("heavy") else UNTIL_TOLD, **more)
             begin_s = time.monotonic()
-            until(lambda: answer.done() or self.server.busy_slots(running=True))
+            # A worker soon leaves a Python model that does not compute, and then the request's slot does not run.
+            until(lambda: answer.done() or self.begun.exists() or self.server.busy_slots(running=True))
             if answer.done():
                 answer.result()  # why it does not run
             yield answer
@@ -135,7 +140,8 @@ def inputs(name: str, seconds: float) -> list[triton.InferInput]:
 def served(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("queues")
     hold = tmp_path_factory.mktemp("hold") / "hold"
-    sleeps = SLEEPS.replace("HOLD", str(hold))
+    begun = hold.with_name("begun")
+    sleeps = SLEEPS.replace("HOLD", str(hold)).replace("BEGUN", str(begun))
     for name, config in CONFIGS.items():
         save_served(repository, f"heavy_{name}", model_cache, f"max_batch_size: 8 {config}")
         written = python_models.config_of("x:FP32:1", "y:FP32:1", 4, config)
@@ -147,7 +153,7 @@ def served(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         live_server(repository, [f"--cache-dir={model_cache}"]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
-        yield Served(server, client, hold)
+        yield Served(server, client, hold, begun)
 
 
 @pytest.mark.parametrize("name", ["heavy_rejects", "python_rejects", "python_alone"])
