@@ -147,7 +147,7 @@ def _channels(path: Path, symbols: Mapping[str, Sequence[str]]) -> dict[str, int
     for node in graph.node:
         if node.op_type == "Conv" and len(weights := shapes.get("".join(node.input[1:2]), ())) > 1:
             groups = next((item.i for item in node.attribute if item.name == "group"), 1)
-            found |= dict.fromkeys(filter(None, symbols.get(node.input[0], ())[1:2]), weights[1] * groups)
+            found |= {name: weights[1] * groups for name in symbols.get(node.input[0], ())[1:2] if name}
     return found
 
 
