@@ -383,13 +383,18 @@ def test_statistics_count_a_wait_as_the_model_s_time(served: Served, gate: Gate)
         (entry,) = served.client.get_inference_statistics("one").model_stats
         return entry.inference_stats.compute_infer.ns, entry.inference_stats.queue.ns
 
+    def pending() -> float:
+        return served.scrape()("nv_inference_pending_request_count", model="one")
+
     until(lambda: served.server.busy_slots() == 0)
     before, waits_ns = times(), []
     with ThreadPoolExecutor(2) as pool:
         begin_ns = time.monotonic_ns()
-        answers = [pool.submit(served.executed, "one", gate.code("socket")) for _ in range(2)]
-        for waiting in (2, 1):
-            until(lambda waiting=waiting: gate.waiting == 1 and served.server.busy_slots() == waiting)  # type: ignore[misc]
+        answers = [pool.submit(served.executed, "one", gate.code("socket"))]
+        until(lambda: gate.waiting == 1 and pending() == 0)
+        answers += [pool.submit(served.executed, "one", gate.code("socket"))]
+        for waiting in (1, 0):
+            until(lambda waiting=waiting: gate.waiting == 1 and pending() == waiting)  # type: ignore[misc]
             both_ns = time.monotonic_ns()
             others_are_answered(served)
             waits_ns.append(time.monotonic_ns() - both_ns)
