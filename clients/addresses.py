@@ -30,7 +30,8 @@ def grpc_address(text: str) -> str:
     if not colon or text.endswith("]"):
         host, port = text, str(USUAL_GRPC_PORT)
     if not _is_port(port) or "/" in host or not host:
-        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
+        usual = f"gRPC has no scheme, and is usually on port {USUAL_GRPC_PORT}"
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}; {usual}")
     return f"{host}:{port}"
 
 

@@ -164,7 +164,7 @@ def test_a_list_from_elsewhere_takes_no_argument_of_the_command_line(
         (("--coun", "1"), 'count = "1"  # command line'),
         (("--random",), "random = true  # command line"),  # which excludes --input
         (("--shape", "a:1", "--shape=b:2"), 'shape = ["a:1", "b:2"]  # command line'),
-        (("--url=",), 'url = ""  # command line'),
+        (("--model-version=",), 'model-version = ""  # command line'),
         ((), 'count = "2"  # GANGWAY_COUNT'),
         ((), '# mean = "0.485,0.456,0.406"  # default'),
     ],

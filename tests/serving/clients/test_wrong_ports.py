@@ -189,7 +189,7 @@ def test_the_client_wants_no_scheme() -> None:
     command = [*GANGWAY, "client", "mlp", "--url", "http://localhost:8000"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
-    assert "expected HOST:PORT of a gRPC server" in ran.stderr
+    assert "got 'http://localhost:8000'; gRPC has no scheme" in ran.stderr
 
 
 def test_near_names_of_models(gangway_server: LiveServer) -> None:
