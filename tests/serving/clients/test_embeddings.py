@@ -139,7 +139,7 @@ def served(
     (repository / "step" / "1").mkdir()
     flags = ["--model-control-mode=explicit", "--load-model=*", "--max-shapes=0", f"--access-log={access_log}"]
     flags.append(f"--cache-dir={model_cache}")
-    with serving(repository, *flags, kind=Texts) as served:
+    with serving(repository, *flags, kind=Texts) as served, served.openai:
         yield served
 
 
@@ -220,7 +220,7 @@ def test_members_that_nobody_reads_do_no_harm(served: Texts, encoder: TextModel)
 def test_a_key_is_wanted_if_the_server_says_so(tmp_path: Path, encoder: TextModel) -> None:
     (tmp_path / "encoder").symlink_to(encoder.folder)
     restriction = "--http-restricted-api=inference:authorization=Bearer secret"
-    with serving(tmp_path, "--max-shapes=0", restriction, kind=Texts) as restricted:
+    with serving(tmp_path, "--max-shapes=0", restriction, kind=Texts) as restricted, restricted.openai:
         with pytest.raises(openai.PermissionDeniedError, match="expecting header 'authorization'"):
             restricted.rows("encoder", "cat")
         known = restricted.openai.with_options(api_key="secret")
