@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from gangway.artifact.format import FORMAT_VERSION, MANIFEST_FILE, Manifest, TargetSpec
+from gangway.artifact.format import FORMAT_VERSION, MANIFEST_FILE, Manifest, TargetSpec, open_symbols
 from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
 from gangway.base.files import file_digest, file_stamp
@@ -58,6 +58,11 @@ def add_dimension(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
         " may be given for several ones"
     )
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=what)
+
+
+def dimension_flags(manifest: Manifest) -> str:
+    """Return the flags that give a model one size, empty if its sizes are fixed."""
+    return " ".join(f"--dimension {name}=SIZE" for name in sorted(open_symbols(manifest.inputs, manifest.batched)))
 
 
 def usable_cache_dir(text: str) -> Path:

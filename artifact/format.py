@@ -106,6 +106,12 @@ class TensorSpec:
     example_texts: tuple[tuple[str, ...], ...] = ()
 
 
+def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
+    """Return the names of the inputs' dimensions that are neither fixed nor the batch, and of values that decide."""
+    names = [name for spec in inputs for name in (*spec.symbols[batched:], spec.value_symbol) if name]
+    return tuple(dict.fromkeys(names))
+
+
 def trial_texts(columns: Sequence[Sequence[str]], count: int) -> list[str]:
     """Return texts to try an input with: the first of each column of its `example_texts`, or ANY_TEXT, in turn."""
     return list(islice(cycle([column[0] for column in columns] or [ANY_TEXT]), count))
@@ -225,14 +231,6 @@ class Manifest:
     def islands(self) -> tuple[Layer, ...]:
         """The layers of a compiled model that onnxruntime computes."""
         return tuple(layer for layer in self.layers if layer.onnx_file)
-
-    @property
-    def open_symbols(self) -> tuple[str, ...]:
-        """The names of dimensions of inputs, sorted, of which each size is compiled for itself."""
-        sized = [
-            list(zip(each.symbols, each.shape, strict=True))[self.batched :] for each in self.inputs if each.symbols
-        ]
-        return tuple(sorted({symbol for pairs in sized for symbol, size in pairs if symbol and size == -1}))
 
     @property
     def is_whole(self) -> bool:

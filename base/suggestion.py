@@ -18,10 +18,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = {_plain(name): name for name in known}
     if len(word) > MAX_CHARACTERS or len(names) > MAX_NAMES:
         return ""
-    longer = [name for plain, name in names.items() if plain.startswith(f"{_plain(word)}_")]
+    word = _plain(word)
+    longer = [name for plain, name in names.items() if plain.startswith(f"{word}_")]
     if len(longer) == 1:
         return longer[0]
-    found = difflib.get_close_matches(_plain(word), names, 1, NEAR)
+    found = difflib.get_close_matches(word, names, 1, NEAR)
     return names[found[0]] if found else ""
 
 

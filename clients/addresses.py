@@ -11,11 +11,7 @@ GRPC_SCHEMES: Final = ("unix:", "dns:", "ipv4:", "ipv6:")
 
 def http_address(text: str) -> tuple[str, int]:
     """Read HOST or HOST:PORT of a server's HTTP. Raises argparse.ArgumentTypeError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(USUAL_HTTP_PORT)
-    if not _is_port(port) or "/" in host or not host:
-        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
+    host, port = _parts(text, USUAL_HTTP_PORT)
     return host.strip("[]"), int(port)
 
 
@@ -26,17 +22,17 @@ def grpc_address(text: str) -> str:
     """
     if text.startswith(GRPC_SCHEMES):
         return text
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(USUAL_GRPC_PORT)
-    if not _is_port(port) or "/" in host or not host:
-        usual = f"gRPC has no scheme, and is usually on port {USUAL_GRPC_PORT}"
-        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}; {usual}")
+    host, port = _parts(text, USUAL_GRPC_PORT, f"; gRPC has no scheme, and is usually on port {USUAL_GRPC_PORT}")
     return f"{host}:{port}"
 
 
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
+def _parts(text: str, usual_port: int, hint: str = "") -> tuple[str, str]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(usual_port)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16) or "/" in host or not host:
+        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}{hint}")
+    return host, port
 
 
 def host_and_port(url: str) -> tuple[str, int]:

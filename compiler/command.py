@@ -3,12 +3,12 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import MofNCompleteColumn
 
-from gangway.artifact.cache import Cache, add_cache_dir, add_dimension
+from gangway.artifact.cache import Cache, add_cache_dir, add_dimension, dimension_flags
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.precision import WantedPrecision, add_precision
 from gangway.base.command_line import CommandParser
@@ -87,17 +87,12 @@ def _show(compiled: CompileResult, seconds: float, console: Console) -> None:
     )
 
 
-def _sizes_to_give(manifest: Manifest) -> Iterator[str]:
-    if manifest.open_symbols:
-        given = " ".join(f"--dimension {symbol}=SIZE" for symbol in manifest.open_symbols)
-        yield f"of one size: {given}; a server compiles those that requests have"
-
-
 def _show_reason(manifest: Manifest, console: Console) -> None:
+    given = dimension_flags(manifest)
     console.print(
         f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, served whole by onnxruntime",
         f"not compiled: {manifest.fallback_reason}",
-        *_sizes_to_give(manifest),
+        *([f"of one size: {given}; a server compiles those that requests have"] if given else ()),
         sep="\n",
         highlight=False,
         soft_wrap=True,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import add_cache_dir, add_dimension
+from gangway.artifact.cache import add_cache_dir, add_dimension, dimension_flags
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.precision import add_precision
 from gangway.artifact.profile import Profile, ProfileError, machine_id, profile_path, read_profile
@@ -66,7 +66,7 @@ def _profile(manifest: Manifest, cache_dir: Path, argument: str) -> Profile:
     """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
     if manifest.engine is Engine.ONNXRUNTIME:
         reason = f"onnxruntime serves it whole: {manifest.fallback_reason}"
-        given = " ".join(f"--dimension {symbol}=SIZE" for symbol in manifest.open_symbols)
+        given = dimension_flags(manifest)
         remedy = f"; of one size: {given}" if given else ""
         raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}{remedy}")
     machine = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)

@@ -15,13 +15,12 @@ with the one that asked. A successor gets agreed changes before anything else.
 
 import socket
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
-from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.format import Engine, TensorSpec, open_symbols
 from gangway.base import json_codec
 from gangway.base.logs import LogLevels
 from gangway.base.peer import Peer
@@ -39,12 +38,6 @@ FORMATS: Final = ("default", "ISO8601", "json")  # of the log's lines
 MAX_VERBOSE: Final = 2**31 - 1
 CallKind = Literal["index", "load", "unload"]
 Compounds = tuple[tuple[int, tuple[int, ...]], ...]  # (number of a schedule, models by stream)
-
-
-def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
-    """Return the names of the inputs' dimensions that are neither fixed nor the batch, and of values that decide."""
-    names = [name for spec in inputs for name in (*spec.symbols[batched:], spec.value_symbol) if name]
-    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

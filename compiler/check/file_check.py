@@ -116,7 +116,8 @@ def _check(path: Path, given: Mapping[str, int], lower: Lower) -> FileCheck:
     decide = set(deciding_inputs(path)) - names - firsts
     open_names = tuple(sorted(names | (decide if names else decide & given.keys())))
     given = {name: size for name, size in given.items() if name in names | firsts | decide}
-    given = {name: size for name, size in _channels(path, symbols).items() if name in names} | given
+    if names - given.keys():
+        given = {name: size for name, size in _channels(path, symbols).items() if name in names} | given
     batch = dict.fromkeys(firsts, ROWS) if has_batch and not firsts & given.keys() else {}
     refusal: ModelError | None = None
     for sizes in _plausible(names, decide & set(open_names), given):

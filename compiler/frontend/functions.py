@@ -63,16 +63,11 @@ def _write_defaults(model: Any, bodies: Mapping[Any, Any]) -> None:
             continue
         given = {item.name for item in node.attribute}
         node.attribute.extend(item for item in function.attribute_proto if item.name not in given)
-        passed = {
-            item.ref_attr_name
-            for inner in all_nodes(function.node)
-            if _key(inner, inner.op_type) in bodies
-            for item in inner.attribute
-        }
-        if left_out := passed & ({*function.attribute} - given):
-            raise UnsupportedModelError(
-                f"function '{function.name}' is called without '{min(left_out)}', which it passes to another one"
-            )
+        for name in sorted({*function.attribute} - given):
+            calls = (inner for inner in all_nodes(function.node) if _key(inner, inner.op_type) in bodies)
+            if any(item.ref_attr_name == name for inner in calls for item in inner.attribute):
+                why = f"function '{function.name}' is called without '{name}', which it passes to another one"
+                raise UnsupportedModelError(why)
 
 
 def _check_operators(function: Any, opset: int) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from gangway.artifact.format import Engine, Manifest, TensorSpec
+from gangway.artifact.format import Engine, Manifest, TensorSpec, open_symbols
 from gangway.base.numbers import INT32_MAX
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.control.repository.loaded import NOT_WANTED, InBf16, IsolatedLatency, TrialResult, config_of
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.messages import ModelReady, open_symbols
+from gangway.server.messages import ModelReady
 from gangway.server.models.config import (
     BACKEND,
     BOTH_PRECISIONS,

@@ -45,6 +45,7 @@ PIECE_BYTES: Final = 512  # of all else are understood at once: some ten request
 JOIN_BYTES: Final = 64 * 1024  # smaller answers are sent in one piece
 
 COMMENT: Final = b":\n\n"  # of a stream of events
+_CLOSE: Final = b"connection: close\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AT_ONCE: Final = b"x-accel-buffering: no\r\n"  # nginx speaks HTTP/1.0 to servers, and collects such an answer first
 _TCP_CLOSE: Final = 7  # of Linux's states: the other end has answered with a reset
@@ -344,7 +345,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             call.access.status, call.access.bytes_out = reply.status, reply.size_bytes
         if not (call.is_streaming or self._is_over()):
             kept = b"" if call.is_modern else b"connection: keep-alive\r\n"  # else a client of HTTP/1.0 expects the end
-            self._write(reply, closes, kept, has_body=call.method != "HEAD")
+            self._write(reply, _CLOSE if closes else kept, has_body=call.method != "HEAD")
         self._end(call, closes)
 
     def begin_stream(self, call: HttpCall, content_type: bytes, status: int, closes: bool) -> asyncio.Transport:
@@ -354,7 +355,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             call.access.status = status
         call.keeps_alive = call.keeps_alive and call.is_modern and not closes
         coding = b"transfer-encoding: chunked\r\n" if call.is_modern else b""
-        ending = b"" if call.keeps_alive else b"connection: close\r\n"
+        ending = b"" if call.keeps_alive else _CLOSE
         if not self._is_over():
             head = b"%bcontent-type: %b\r\ncache-control: no-store\r\n%b%b%b\r\n"
             self.transport.write(head % (self._status_line(status), content_type, _AT_ONCE, coding, ending))
@@ -485,7 +486,8 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
         line, self._told_bytes = _STATUS_LINES[status][self._told_bytes :], 0
         return line
 
-    def _write(self, reply: Reply, closes: bool, kept: bytes = b"", has_body: bool = True) -> None:
+    def _write(self, reply: Reply, connection: bytes, has_body: bool = True) -> None:
+        """Send an answer. `connection`: the header that says whether the connection ends, if one does."""
         size_bytes = reply.size_bytes
         head = b"%bcontent-length: %d\r\n" % (self._status_line(reply.status), size_bytes)
         if reply.parts:
@@ -496,7 +498,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             head += b"content-encoding: %b\r\n" % reply.encoding.encode()
         if reply.allow:
             head += b"allow: %b\r\n" % reply.allow.encode()
-        head += b"%b\r\n" % (b"connection: close\r\n" if closes else kept)
+        head += b"%b\r\n" % connection
         if not has_body:
             self.transport.write(head)
         elif size_bytes <= JOIN_BYTES:
@@ -513,7 +515,7 @@ class HttpConnection(Answering, ArrivingConnection, asyncio.BufferedProtocol):
             if coming is not None and coming.access is not None:
                 coming.access.end(status)
             if coming is None or not coming.is_answered:
-                self._write(self._site.refusal(status, message), closes=True)
+                self._write(self._site.refusal(status, message), _CLOSE)
             if lingers:
                 self._linger()
                 return

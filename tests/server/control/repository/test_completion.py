@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf import text_format
 
-from gangway.artifact.format import Engine, Manifest, TargetSpec, TensorSpec
+from gangway.artifact.format import Engine, Manifest, TargetSpec, TensorSpec, open_symbols
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.control.repository.completed_config import (
     complete_config,
@@ -13,7 +13,6 @@ from gangway.server.control.repository.completed_config import (
     max_rows,
 )
 from gangway.server.errors import ConfigError
-from gangway.server.messages import open_symbols
 
 IMAGE = TensorSpec("image", "FP32", (-1, 3, 8, 8), 768)
 MASK = TensorSpec("mask", "BOOL", (-1, 8), 8)
